@@ -1,0 +1,333 @@
+"""The `genius` command: options in, tables out. All work is done by the modules it calls.
+
+Heavy modules are imported inside the commands, so that `genius --help` answers at once.
+
+Exit status: 0 when all went well, 1 when the command failed (one sentence on stderr says why), 2 when it did its work
+but some items were bad or some problems were found; these are listed.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from genius.errors import BadItem, GeniusError
+
+if TYPE_CHECKING:
+    from genius.index import Hit, Index
+
+SOME_BAD = 2
+SHOWN = 20  # rows of a list of complaints
+
+app = typer.Typer(
+    name="genius",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Search pictures, texts and pairs of both by generating the ID of the answer.",
+    epilog="Start with [bold]genius demo[/bold]. Every command explains itself: [bold]genius search --help[/bold].",
+)
+index_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make an index, change it, look into it.")
+app.add_typer(index_app, name="index")
+
+IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.", show_default=False)]
+SOURCE = typer.Argument(
+    metavar="SOURCE",
+    help="Folders of pictures (captions in .txt or .json files beside them); CSV, JSONL or Parquet files; M-BEIR "
+    "candidate pools.",
+    show_default=False,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs instead of a table.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `genius` command."""
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except GeniusError as error:
+        _complain(str(error))
+        sys.exit(1)
+
+
+def _out() -> Console:
+    return Console(highlight=False)
+
+
+def _complain(sentence: str) -> None:
+    Console(stderr=True, highlight=False).print(Text(sentence, style="red"), soft_wrap=True)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from genius import __version__
+
+        typer.echo(f"genius {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+# genius index ...
+
+
+@index_app.command(
+    "create",
+    epilog="Example: [bold]genius index create photos.genius ~/Pictures[/bold]\n\n"
+    "Exit status 2: some items were bad; they are listed, the good ones are in the index.",
+)
+def index_create(
+    path: IndexPath,
+    sources: Annotated[list[Path] | None, SOURCE] = None,
+    model: Annotated[str, typer.Option(help="The bundled model's name, or a model folder.")] = "mini",
+    codes_only: Annotated[
+        bool, typer.Option("--codes-only", help="Keep no embeddings: smallest index, coarser re-ranking.")
+    ] = False,
+    store_images: Annotated[
+        bool, typer.Option("--store-images", help="Keep copies of the pictures instead of their paths alone.")
+    ] = False,
+) -> None:
+    """Make a new index, and add the items of SOURCE to it, if given."""
+    from genius.index import Index
+    from genius.model import Genius
+
+    _check_sources(sources or [])
+    index = Index.create(path, Genius.from_pretrained(model), embeddings=not codes_only, store_images=store_images)
+    _out().print(Text(f"Created {path} for the model {model}."))
+    if sources:
+        _add(index, sources, replace=False)
+
+
+@index_app.command(
+    "add",
+    epilog="Example: [bold]genius index add photos.genius more/ captions.csv[/bold]\n\n"
+    "Exit status 2: some items were bad; they are listed, the good ones are in the index.",
+)
+def index_add(
+    path: IndexPath,
+    sources: Annotated[list[Path], SOURCE],
+    upsert: Annotated[bool, typer.Option("--upsert", help="Replace items whose id is in the index already.")] = False,
+) -> None:
+    """Add items to an index."""
+    from genius.index import Index
+
+    _check_sources(sources)
+    _add(Index.open(path), sources, replace=upsert)
+
+
+def _check_sources(sources: list[Path]) -> None:
+    for source in sources:
+        if not source.exists():
+            raise GeniusError(f"{source}: there is no such file or folder. Check the path.")
+
+
+def _add(index: "Index", sources: list[Path], replace: bool) -> NoReturn:
+    from genius.sources import read_items
+
+    items = (item for source in sources for item in read_items(source))
+    report = (index.upsert if replace else index.add)(items, progress=True)
+    _out().print(Text(f"Added {report.added} items; {index.path} now holds {len(index)}."))
+    _show_bad(report.bad)
+    raise typer.Exit(SOME_BAD if report.bad else 0)
+
+
+def _show_bad(bad: list[BadItem]) -> None:
+    if not bad:
+        return
+    table = Table(title=f"{len(bad)} bad items, not added", title_style="red", title_justify="left")
+    table.add_column("item", overflow="fold")
+    table.add_column("what is wrong", overflow="fold")
+    for error in bad[:SHOWN]:
+        table.add_row(Text(error.id), Text(error.reason))
+    if len(bad) > SHOWN:
+        table.add_row("...", f"and {len(bad) - SHOWN} more")
+    Console(stderr=True, highlight=False).print(table)
+
+
+@index_app.command(
+    "delete",
+    epilog="Example: [bold]genius index delete photos.genius cat.jpg dog.jpg[/bold]\n\n"
+    "Exit status 2: some ids were not in the index; the others are deleted.",
+)
+def index_delete(
+    path: IndexPath,
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the items to delete.", show_default=False)],
+) -> None:
+    """Delete items from an index. The picture files themselves are not touched."""
+    from genius.index import Index
+
+    index = Index.open(path)
+    missing = [id for id in ids if id not in index]
+    count = index.delete(ids)
+    _out().print(Text(f"Deleted {count} items; {path} now holds {len(index)}."))
+    for id in missing:
+        _complain(f"{id}: there is no item with this id.")
+    raise typer.Exit(SOME_BAD if missing else 0)
+
+
+@index_app.command("info", epilog="Example: [bold]genius index info photos.genius --json[/bold]")
+def index_info(path: IndexPath, as_json: AsJson = False) -> None:
+    """Show what an index holds and which model made it."""
+    from genius.index import Index
+
+    info = asdict(Index.open(path).info())
+    if as_json:
+        _print_json(info)
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in info.items():
+        table.add_row(Text(name.replace("_", " "), style="bold"), Text(_in_words(value)))
+    _out().print(table)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count:,} {name}" for name, count in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return " x ".join(map(str, value))
+    return str(value)
+
+
+@index_app.command(
+    "verify",
+    epilog="Example: [bold]genius index verify photos.genius[/bold]\n\n"
+    "Exit status 2: problems were found; they are listed.",
+)
+def index_verify(path: IndexPath) -> None:
+    """Check an index: its model, codes, embeddings, ids and pictures."""
+    from genius.index import Index
+
+    index = Index.open(path)
+    problems = index.verify()
+    if not problems:
+        _out().print(Text(f"{path} is in order: {len(index)} items.", style="green"))
+        return
+    for problem in problems[:SHOWN]:
+        _complain(problem)
+    if len(problems) > SHOWN:
+        _complain(f"... and {len(problems) - SHOWN} more.")
+    raise typer.Exit(SOME_BAD)
+
+
+# genius search
+
+
+@app.command(
+    epilog='Example: [bold]genius search photos.genius "a cat asleep on a sofa" --target image[/bold]\n\n'
+    'Example: [bold]genius search photos.genius "the same in red" --image dress.jpg --instruction '
+    '"Find the product photo."[/bold]'
+)
+def search(
+    path: IndexPath,
+    words: Annotated[str | None, typer.Argument(metavar="WORDS", help="What to look for.")] = None,
+    image: Annotated[Path | None, typer.Option(help="A picture to search with, alone or with words.")] = None,
+    target: Annotated[str | None, typer.Option(help="Kind of items wanted: image, text or pair.")] = None,
+    instruction: Annotated[str | None, typer.Option(help="What to do with words and picture, as a sentence.")] = None,
+    k: Annotated[int, typer.Option("-k", help="How many answers.")] = 10,
+    mode: Annotated[
+        str, typer.Option(help="fast (best), rerank (the paper's GENIUS^R) or generate (codes alone).")
+    ] = "fast",
+    beam: Annotated[int, typer.Option(help="Width of the beam search.")] = 50,
+    budget: Annotated[int, typer.Option(help="Most items that mode fast re-ranks.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Find the items of an index that answer words, a picture, or both."""
+    from genius.index import Index
+    from genius.items import Query
+
+    query = Query(text=words, image=image, instruction=instruction, target=target)
+    hits = Index.open(path).search(query, k=k, mode=mode, beam=beam, budget=budget)
+    if as_json:
+        _print_json([_as_dict(hit) for hit in hits])
+    else:
+        _show_hits(hits)
+
+
+def _as_dict(hit: "Hit") -> dict[str, Any]:
+    return {
+        "id": hit.id,
+        "score": hit.score,
+        "modality": hit.modality.label,
+        "codes": list(hit.codes),
+        "text": hit.item.text,
+        "image": None if hit.item.image is None or isinstance(hit.item.image, bytes) else str(hit.item.image),
+        "metadata": hit.item.metadata,
+    }
+
+
+def _show_hits(hits: "list[Hit]") -> None:
+    if not hits:
+        _out().print("Nothing found: the index has no items of this kind.")
+        return
+    table = Table()
+    table.add_column("score", justify="right")
+    table.add_column("id", overflow="fold", style="bold")
+    table.add_column("kind")
+    table.add_column("codes", overflow="fold")
+    table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=60)
+    for hit in hits:
+        text = " ".join((hit.item.text or "").split())
+        codes = " ".join(map(str, hit.codes))
+        table.add_row(f"{hit.score:.3f}", Text(hit.id), hit.modality.label, codes, Text(text))
+    _out().print(table)
+
+
+# genius demo, train, evaluate
+
+
+@app.command(epilog="Example: [bold]genius demo[/bold]")
+def demo() -> None:
+    """Index a collection of emoji and ask one question of each of the eight kinds."""
+    from genius.demo.run import run_demo
+
+    run_demo()
+
+
+@app.command(epilog="Example: [bold]genius train data/mbeir --out my-model[/bold]. Repeat the command to resume.")
+def train(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder in M-BEIR layout.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder of the model, and of the checkpoints on the way.")],
+    config: Annotated[Path | None, typer.Option(help="JSON file with settings that differ from the defaults.")] = None,
+) -> None:
+    """Train a model in three stages: encoder heads, quantizer, decoder."""
+    from genius.train.run import train as run_training
+
+    run_training(data, out, config)
+
+
+@app.command(epilog="Example: [bold]genius evaluate data/mbeir --model mini[/bold]")
+def evaluate(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder in M-BEIR layout.", show_default=False)],
+    model: Annotated[str, typer.Option(help="The bundled model's name, or a model folder.")] = "mini",
+) -> None:
+    """Measure recall of exact search and of all three modes on a benchmark."""
+    from genius.evaluate import main_evaluate
+
+    main_evaluate(data, model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""The autoregressive decoder, Sec. 4.3: from a query vector to log-probabilities of the codes of an ID, level by level.
+
+A T5 decoder (RMS norm, relative position bias, no biases, unscaled dot products, ReLU feed-forward) that attends to
+`prefix` embeddings made from the query vector (Eq. 9). It knows nothing of items, tries or beams: a caller either has
+whole IDs (training, `forward`) or walks level by level with a key/value cache (`start`, `step`).
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from genius.errors import BadModel, GeniusError
+
+SPECIALS = 3  # rows of the table before the first code: 0 pad (also the start of every ID), 1 end, 2 unknown, as in T5
+POSITION_BUCKETS = 32
+POSITION_MAX_DISTANCE = 128
+FEW_ROWS = 4  # matrix products of fewer rows than this round differently
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Shape of a decoder. The defaults after `sizes` are the paper's (T5-small).
+
+    dim: of the query vectors; sizes: codes of each level, the modality level first.
+    prefix_hidden: width of a hidden layer in the prefix network; 0 is one linear layer, as published.
+    tied: the output rows are the input embeddings, scaled by d_model^-0.5.
+    whole_vocabulary: log-probabilities are normalised over all levels' codes, as published, not over the level's own.
+    """
+
+    dim: int
+    sizes: tuple[int, ...]
+    d_model: int = 512
+    layers: int = 6
+    heads: int = 8
+    d_kv: int = 64
+    d_ff: int = 2048
+    prefix: int = 30
+    prefix_hidden: int = 0
+    dropout: float = 0.1
+    tied: bool = True
+    whole_vocabulary: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
+        for name in ("dim", "d_model", "layers", "heads", "d_kv", "d_ff", "prefix"):
+            if getattr(self, name) < 1:
+                raise BadModel(f"The decoder's {name} is {getattr(self, name)}; it must be at least 1.")
+        if not self.sizes or min(self.sizes) < 1:
+            raise BadModel(f"The decoder's sizes are {self.sizes}; every level needs at least one code.")
+
+    @property
+    def vocabulary(self) -> int:
+        return SPECIALS + sum(self.sizes)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "DecoderConfig":
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "DecoderConfig":
+        unknown = set(values) - {known.name for known in fields(cls)}
+        if unknown:
+            raise BadModel(f"The decoder's configuration has keys this version does not know: {sorted(unknown)}.")
+        return cls(**values)
+
+
+class RMSNorm(nn.Module):
+    """T5's layer norm: no mean, no bias."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, eps=1e-6)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(n, length, heads * d_kv) -> (n, heads, length, d_kv), a view."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(n, heads, length, d_kv) -> (n, length, heads * d_kv)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class Block(nn.Module):
+    """One decoder layer: self-attention, attention to the prefix, feed-forward; each pre-normed and residual."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        d, inner = config.d_model, config.heads * config.d_kv
+        self.heads, self.dropout = config.heads, config.dropout
+        self.self_norm = RMSNorm(d)
+        self.self_qkv = nn.Linear(d, 3 * inner, bias=False)
+        self.self_out = nn.Linear(inner, d, bias=False)
+        self.cross_norm = RMSNorm(d)
+        self.cross_q = nn.Linear(d, inner, bias=False)
+        self.cross_kv = nn.Linear(d, 2 * inner, bias=False)
+        self.cross_out = nn.Linear(inner, d, bias=False)
+        self.ff_norm = RMSNorm(d)
+        self.ff_in = nn.Linear(d, config.d_ff, bias=False)
+        self.ff_out = nn.Linear(config.d_ff, d, bias=False)
+        self.reset(config)
+
+    def reset(self, config: DecoderConfig) -> None:
+        """T5's initialisation; the queries take over the 1/sqrt(d_kv) that its attention leaves out."""
+        d, inner = config.d_model, config.heads * config.d_kv
+        for module in (self.self_qkv, self.cross_q, self.cross_kv, self.ff_in):
+            nn.init.normal_(module.weight, std=d**-0.5)
+        with torch.no_grad():
+            self.self_qkv.weight[:inner] *= config.d_kv**-0.5
+            self.cross_q.weight *= config.d_kv**-0.5
+        nn.init.normal_(self.self_out.weight, std=inner**-0.5)
+        nn.init.normal_(self.cross_out.weight, std=inner**-0.5)
+        nn.init.normal_(self.ff_out.weight, std=config.d_ff**-0.5)
+
+    def prefix_keys(self, prefix: Tensor) -> tuple[Tensor, Tensor]:
+        """prefix: (n, N, d_model) -> keys and values, each (n, heads, N, d_kv)."""
+        keys, values = self.cross_kv(prefix).chunk(2, dim=-1)
+        return split_heads(keys, self.heads), split_heads(values, self.heads)
+
+    def forward(self, x: Tensor, bias: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """x: (n, length, d_model); bias: (heads, length, length), -inf where a position may not look."""
+        q, k, v = (split_heads(part, self.heads) for part in self.self_qkv(self.self_norm(x)).chunk(3, dim=-1))
+        x = x + self.drop(self.self_out(merge_heads(self.attend(q, k, v, bias))))
+        return self.after_self_attention(x, keys, values)
+
+    def after_self_attention(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """x: (n, length, d_model) attends to the prefix, then passes the feed-forward layer."""
+        q = split_heads(self.cross_q(self.cross_norm(x)), self.heads)
+        x = x + self.drop(self.cross_out(merge_heads(self.attend(q, keys, values))))
+        return x + self.drop(self.ff_out(self.drop(F.relu(self.ff_in(self.ff_norm(x)), inplace=True))))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
+
+    def drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.training else x
+
+
+class Decoder(nn.Module):
+    """z: (n, dim) query vectors -> log-probabilities of IDs `codes: (n, levels)`, the modality code first."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.prefix * config.d_model
+        if config.prefix_hidden:
+            hidden = config.prefix_hidden
+            self.prefix_network = nn.Sequential(nn.Linear(config.dim, hidden), nn.ReLU(), nn.Linear(hidden, width))
+        else:
+            self.prefix_network = nn.Sequential(nn.Linear(config.dim, width))
+        self.prefix_norm = RMSNorm(config.d_model)
+        self.table = nn.Parameter(torch.randn(config.vocabulary, config.d_model))
+        self.head = None if config.tied else nn.Parameter(self.table.detach() * config.d_model**-0.5)
+        self.position_bias = nn.Parameter(torch.randn(POSITION_BUCKETS, config.heads) * config.d_model**-0.5)
+        self.blocks = cast(list[Block], nn.ModuleList(Block(config) for _ in range(config.layers)))
+        self.final_norm = RMSNorm(config.d_model)
+        starts = torch.tensor((SPECIALS, *config.sizes)).cumsum(0)[:-1]
+        self.register_buffer("starts", starts, persistent=False)  # (levels,) the table row of each level's code 0
+        self.starts: Tensor
+
+    @property
+    def levels(self) -> int:
+        return len(self.config.sizes)
+
+    # Training: whole IDs at once.
+
+    def forward(self, z: Tensor, codes: Tensor) -> Tensor:
+        """log p(code | query, codes before it), (n, levels). Eq. 10 is minus its sum over levels."""
+        hidden = self.hidden(z, codes)
+        if self.config.whole_vocabulary:
+            rows = (codes + self.starts)[..., None]
+            return self.all_logits(hidden).log_softmax(-1).gather(-1, rows)[..., 0]
+        picked = [
+            -F.cross_entropy(self.level_logits(hidden[:, level], level), codes[:, level], reduction="none")
+            for level in range(self.levels)
+        ]
+        return torch.stack(picked, dim=1)
+
+    def logits(self, z: Tensor, codes: Tensor) -> list[Tensor]:
+        """Teacher forcing: for each level, (n, sizes[level]) over that level's codes, given the codes before it."""
+        hidden = self.hidden(z, codes)
+        return [self.level_logits(hidden[:, level], level) for level in range(self.levels)]
+
+    def hidden(self, z: Tensor, codes: Tensor) -> Tensor:
+        """Decoder output for every level by teacher forcing, (n, levels, d_model)."""
+        prefix = self.prefix(z)
+        tokens = F.pad((codes + self.starts)[:, :-1], (1, 0))  # shifted right, behind the start token 0
+        x = self.drop(F.embedding(tokens, self.table))
+        bias = self.causal_bias(self.levels)
+        for block in self.blocks:
+            x = block(x, bias, *block.prefix_keys(prefix))
+        return self.drop(self.final_norm(x))
+
+    def prefix_embeddings(self, z: Tensor) -> Tensor:
+        """P(z), Eq. 9: (n, dim) -> (n, prefix, d_model)."""
+        return self.prefix_network(z).unflatten(-1, (self.config.prefix, self.config.d_model))
+
+    def prefix(self, z: Tensor) -> Tensor:
+        """What the blocks attend to: the prefix embeddings, normed."""
+        return self.drop(self.prefix_norm(self.prefix_embeddings(z)))
+
+    def level_logits(self, hidden: Tensor, level: int) -> Tensor:
+        """hidden: (..., d_model) -> (..., sizes[level]), over the level's own codes only."""
+        start = SPECIALS + sum(self.config.sizes[:level])
+        return F.linear(self.scaled(hidden), self.output_table[start : start + self.config.sizes[level]])
+
+    def all_logits(self, hidden: Tensor) -> Tensor:
+        """hidden: (..., d_model) -> (..., vocabulary), specials and every level's codes."""
+        return F.linear(self.scaled(hidden), self.output_table)
+
+    @property
+    def output_table(self) -> Tensor:
+        return self.table if self.head is None else self.head
+
+    def scaled(self, hidden: Tensor) -> Tensor:
+        return hidden * self.config.d_model**-0.5 if self.config.tied else hidden
+
+    def causal_bias(self, length: int) -> Tensor:
+        """Relative position bias, (heads, length, length), -inf for later positions. One for all layers, as in T5."""
+        position = torch.arange(length, device=self.table.device)
+        distance = position[:, None] - position[None, :]
+        bias = F.embedding(position_bucket(distance.clamp(min=0)), self.position_bias).permute(2, 0, 1)
+        return bias.masked_fill(distance < 0, -math.inf)
+
+    def drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.config.dropout) if self.training else x
+
+    # Search: level by level, with caches. q queries, w beams of each; the caller pads to the same number of beams.
+
+    @torch.inference_mode()
+    def start(self, z: Tensor) -> "State":
+        """z: (q, dim) -> the queries' prefix keys and values, one set a query whatever the number of its beams."""
+        if self.training:
+            raise GeniusError("The decoder is in training mode, and dropout would falsify a search; call eval() first.")
+        prefix = self.prefix(enough_rows(z[None])[0])[: len(z)]
+        return State([block.prefix_keys(prefix) for block in self.blocks], self.causal_bias(self.levels))
+
+    @torch.inference_mode()
+    def first(self, state: "State", codes: Tensor) -> list[Tensor]:
+        """Open beams with the first m codes of their IDs, in one pass. codes: (q, w, m), m may be 0.
+
+        Returns m + 1 log-probabilities: of level 0, ..., m, each (q, w, sizes[level]) and given the codes before it.
+        """
+        beams, codes = codes.shape[1], enough_rows(codes)
+        tokens = F.pad(codes + self.starts[: codes.shape[-1]], (1, 0))  # behind the start token 0
+        hidden = self.advance(state, tokens)
+        return [self.log_probs(hidden[:, :, level], level)[:, :beams] for level in range(tokens.shape[-1])]
+
+    @torch.inference_mode()
+    def step(self, state: "State", codes: Tensor, parents: Tensor) -> Tensor:
+        """One level further. codes: (q, w), chosen last; parents: (q, w), which beam of the last call each one extends.
+
+        Returns (q, w, sizes[level]): log-probabilities of the next level's codes. w may differ from call to call.
+        """
+        beams, codes, parents = codes.shape[1], enough_rows(codes), enough_rows(parents)
+        hidden = self.advance(state, (codes + self.starts[state.length - 1])[..., None], parents)
+        return self.log_probs(hidden[:, :, 0], state.length - 1)[:, :beams]
+
+    @torch.inference_mode()
+    def tail(self, state: "State", codes: Tensor, parents: Tensor) -> Tensor:
+        """Score the rest of IDs that are already decided, in one pass.
+
+        codes: (q, w, m), the code chosen last and all that follow it; parents: as in `step`.
+        Returns (q, w) float64: the summed log-probability of codes[..., 1:].
+        """
+        beams, codes, parents = codes.shape[1], enough_rows(codes), enough_rows(parents)
+        level = state.length - 1
+        hidden = self.advance(state, (codes + self.starts[level:])[..., :-1], parents)
+        total = torch.zeros(codes.shape[:2], dtype=torch.float64, device=codes.device)
+        for i in range(1, codes.shape[-1]):
+            total += self.log_probs(hidden[:, :, i - 1], level + i).gather(-1, codes[..., i, None])[..., 0]
+        return total[:, :beams]
+
+    def log_probs(self, hidden: Tensor, level: int) -> Tensor:
+        """hidden: (..., d_model) -> (..., sizes[level])"""
+        if not self.config.whole_vocabulary:
+            return self.level_logits(hidden, level).log_softmax(-1)
+        logits = self.all_logits(hidden)
+        start = SPECIALS + sum(self.config.sizes[:level])
+        return logits[..., start : start + self.config.sizes[level]] - logits.logsumexp(-1, keepdim=True)
+
+    def advance(self, state: "State", tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Feed every beam its next tokens and cache their keys and values. tokens: (q, w, m) -> (q, w, m, d_model)."""
+        queries, beams, new = tokens.shape
+        rows = state.rows(parents)
+        x = F.embedding(tokens, self.table).view(queries, beams * new, -1)
+        for layer, block in enumerate(self.blocks):
+            qkv = block.self_qkv(block.self_norm(x)).view(queries * beams, new, -1)
+            q, kv = qkv.tensor_split([qkv.shape[-1] // 3], dim=-1)
+            seen = state.remember(layer, kv, rows)
+            x = x + block.self_out(cached_attention(q, seen, state.bias).view(queries, beams * new, -1))
+            x = block.after_self_attention(x, *state.prefix[layer])
+        state.beams, state.length = beams, state.length + new
+        return self.final_norm(x).view(queries, beams, new, -1)
+
+
+@dataclass
+class State:
+    """Where a search by `Decoder.first`, `step` and `tail` stands.
+
+    prefix: for each layer the queries' prefix keys and values, (q, heads, N, d_kv).
+    cache: for each layer the keys and values of the tokens so far, (length, q * beams, 2 * heads * d_kv).
+    """
+
+    prefix: list[tuple[Tensor, Tensor]]
+    bias: Tensor  # (heads, levels, levels)
+    cache: list[Tensor] = field(default_factory=list)
+    beams: int = 0
+    length: int = 0
+
+    def select(self, queries: Tensor) -> "State":
+        """The state of some of the queries only. queries: (s,) their numbers."""
+        of_query = [cached.unflatten(1, (-1, self.beams)) for cached in self.cache]
+        return State(
+            [(keys[queries], values[queries]) for keys, values in self.prefix],
+            self.bias,
+            [cached[:, queries].flatten(1, 2) for cached in of_query],
+            self.beams,
+            self.length,
+        )
+
+    def rows(self, parents: Tensor | None) -> Tensor | None:
+        """parents: (q, w) beams within their query -> (q * w,) rows of the cache."""
+        if parents is None:
+            return None
+        queries = torch.arange(len(parents), device=parents.device)[:, None]
+        return (queries * self.beams + parents).flatten()
+
+    def remember(self, layer: int, new: Tensor, rows: Tensor | None) -> Tensor:
+        """Reorder a layer's cache to `rows` and append `new`, (rows, m, ...) -> all of it, (length + m, rows, ...)."""
+        new = new.transpose(0, 1)
+        if rows is None:
+            self.cache.append(new.contiguous())
+        else:
+            grown = new.new_empty(self.length + len(new), *new.shape[1:])
+            torch.index_select(self.cache[layer], 1, rows, out=grown[: self.length])
+            grown[self.length :] = new
+            self.cache[layer] = grown
+        return self.cache[layer]
+
+
+def enough_rows(beams: Tensor) -> Tensor:
+    """(q, w, ...) with w repeated where rows are few, so that a query's scores are the same alone and in a batch."""
+    few = beams.shape[0] * beams.shape[1] < FEW_ROWS
+    return beams.repeat(1, FEW_ROWS, *[1] * (beams.ndim - 2)) if few else beams
+
+
+def cached_attention(q: Tensor, seen: Tensor, bias: Tensor) -> Tensor:
+    """Each row's new positions look back at its own. q: (rows, m, inner); seen: (length, rows, 2 * inner) -> as q."""
+    (rows, new, _), length, heads = q.shape, len(seen), len(bias)
+    keys, values = seen.view(length, rows, 2, heads, -1).unbind(2)
+    bias = bias[:, length - new : length, :length]
+    q = q.unflatten(-1, (heads, -1))
+    if new == 1:  # products this small are quicker element by element than as calls of a matrix product
+        weights = ((keys * q[:, 0]).sum(-1) + bias[:, 0].T[:, None]).softmax(0)
+        return (weights[..., None] * values).sum(0)
+    q, keys, values = q.transpose(1, 2), keys.permute(1, 2, 0, 3), values.permute(1, 2, 0, 3)
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias[None], scale=1.0).transpose(1, 2).flatten(2)
+
+
+def position_bucket(distance: Tensor) -> Tensor:
+    """T5's buckets of backward distances: one each up to half of them, then logarithmic up to the maximum."""
+    exact = POSITION_BUCKETS // 2
+    growth = torch.log(distance.clamp(min=1) / exact) / math.log(POSITION_MAX_DISTANCE / exact)
+    far = exact + (growth * (POSITION_BUCKETS - exact)).long()
+    return torch.where(distance < exact, distance, far.clamp(max=POSITION_BUCKETS - 1))

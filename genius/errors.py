@@ -1,0 +1,30 @@
+"""What can go wrong, as sentences a user can act on. Every error this package raises on purpose is a GeniusError."""
+
+
+class GeniusError(Exception):
+    """Base of all errors raised on purpose; its message says what was wrong and what to do next."""
+
+
+class BadImage(GeniusError):
+    """A picture that cannot be read."""
+
+
+class BadItem(GeniusError):
+    """An item or query that cannot be indexed or asked. `id` names it."""
+
+    def __init__(self, id: str, reason: str) -> None:
+        super().__init__(f"{id}: {reason}")
+        self.id = id
+        self.reason = reason
+
+
+class BadData(GeniusError):
+    """A data file or folder that cannot be read as what it should be."""
+
+
+class BadModel(GeniusError):
+    """A model folder that is incomplete, damaged, or does not fit."""
+
+
+class BadIndex(GeniusError):
+    """An index folder that is incomplete, damaged, or belongs to another model."""

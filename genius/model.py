@@ -1,0 +1,226 @@
+"""Genius: encoder + fusion + quantizer + decoder, as one thing that is loaded, saved and asked for vectors and codes.
+
+Knows how the parts fit together and how a model folder looks. Knows nothing of tries, indexes or training.
+
+A model folder holds `config.json` (shapes, and the digest of the weights), `model.safetensors` (float16 weights of all
+parts, each behind its name) and, for people, `README.md`.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from genius.decoder import Decoder, DecoderConfig
+from genius.encoders import Encoder, Prepared, Vectors, load_encoder
+from genius.errors import BadImage, BadItem, BadModel
+from genius.fusion import Fusion
+from genius.images import load_image
+from genius.items import Item, Query, clean_text
+from genius.quantizer import Quantizer
+
+FORMAT = 1
+BUNDLED = Path(__file__).parent / "models"
+PARTS = ("encoder", "fusion", "quantizer", "decoder")
+
+
+class Genius:
+    """The model. Make one with `Genius.from_pretrained("mini")`, or with the path of a model folder.
+
+    `code_beams`: partial sums kept while an item's codes are chosen (see `Quantizer.encode`).
+    """
+
+    def __init__(
+        self, encoder: Encoder, fusion: Fusion, quantizer: Quantizer, decoder: Decoder, code_beams: int = 1
+    ) -> None:
+        if not encoder.dim == fusion.dim == quantizer.dim == decoder.config.dim:
+            dims = (encoder.dim, fusion.dim, quantizer.dim, decoder.config.dim)
+            raise BadModel(f"Encoder, fusion, quantizer and decoder have {dims} dimensions; they must be the same.")
+        if quantizer.sizes != decoder.config.sizes:
+            raise BadModel(f"The quantizer's codes {quantizer.sizes} are not the decoder's {decoder.config.sizes}.")
+        self.encoder, self.fusion, self.quantizer, self.decoder = encoder, fusion, quantizer, decoder
+        self.code_beams = code_beams
+        self.source: str | None = None
+        for module in (fusion, quantizer, decoder):
+            module.eval().requires_grad_(False)
+
+    @property
+    def dim(self) -> int:
+        return self.encoder.dim
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of codes of each level, the modality level first."""
+        return self.quantizer.sizes
+
+    # From items and queries to vectors
+
+    def prepare(self, item: Item) -> Prepared:
+        """Reads and decodes one item; raises BadItem if that cannot be done. Safe to call from many threads."""
+        item.modality  # noqa: B018 (raises where there is neither text nor picture)
+        return Prepared(self._pixels(item.id, item.image), clean_text(item.text))
+
+    def prepare_query(self, query: Query) -> Prepared:
+        return Prepared(self._pixels("query", query.image), query.prompt())
+
+    def _pixels(self, name: str, image: Any) -> np.ndarray | None:
+        if image is None:
+            return None
+        try:
+            return self.encoder.pixels(load_image(image))
+        except BadImage as error:
+            raise BadItem(name, str(error)) from error
+
+    def encode(self, prepared: Sequence[Prepared], progress: bool = False) -> Vectors:
+        return self.encoder.encode(prepared, progress=progress)
+
+    def encode_items(self, items: Sequence[Item], progress: bool = False) -> Vectors:
+        """Image and text vectors of items."""
+        return self.encode(_in_threads(self.prepare, items), progress)
+
+    def encode_queries(self, queries: Sequence[Query], progress: bool = False) -> Vectors:
+        """Image and text vectors of queries; the text vector is that of instruction and text as one string."""
+        return self.encode(_in_threads(self.prepare_query, queries), progress)
+
+    # From vectors to codes
+
+    @torch.inference_mode()
+    def fuse(self, vectors: Vectors) -> np.ndarray:
+        """(n, d) float32: the fused vectors z, which quantizer and decoder work on."""
+        image, text = torch.from_numpy(vectors.image).split(4096), torch.from_numpy(vectors.text).split(4096)
+        if not len(vectors):
+            return np.empty((0, self.dim), dtype=np.float32)
+        fused: np.ndarray = torch.cat([self.fusion(i, t) for i, t in zip(image, text, strict=True)]).numpy()
+        return fused
+
+    def codes(self, vectors: Vectors) -> np.ndarray:
+        """(n, levels) uint16: the IDs of items. The first code is the modality the item has, never a guess."""
+        fused = torch.from_numpy(self.fuse(vectors))
+        modality = torch.from_numpy(vectors.modality.astype(np.int64))
+        return self.quantizer.encode(fused, modality, beams=self.code_beams).numpy().astype(np.uint16)
+
+    # Folders
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the weights: two models with the same fingerprint give the same codes."""
+        return hashlib.sha256(self._bytes()).hexdigest()[:16]
+
+    def _bytes(self) -> bytes:
+        tensors: dict[str, Tensor] = {}
+        for part, state in self._states().items():
+            tensors |= {f"{part}.{name}": _half(value) for name, value in state.items()}
+        return save(tensors)
+
+    def _states(self) -> dict[str, dict[str, Tensor]]:
+        return {
+            "encoder": self.encoder.state(),
+            "fusion": self.fusion.state_dict(),
+            "quantizer": {f"level{i}": book.codes for i, book in enumerate(_books(self.quantizer))},
+            "decoder": self.decoder.state_dict(),
+        }
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the model folder; the weights as float16, so that a saved model may differ in the last digits."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = self._bytes()
+        config = {
+            "format": FORMAT,
+            "digest": hashlib.sha256(weights).hexdigest(),
+            "encoder": self.encoder.config(),
+            "fusion": {"dim": self.fusion.dim, "hidden": self.fusion.hidden},
+            "quantizer": {
+                "dim": self.dim,
+                "codes_per_level": self.quantizer.codes_per_level,
+                "levels": self.quantizer.levels,
+                "shared": self.quantizer.shared,
+            },
+            "decoder": asdict(self.decoder.config),
+            "code_beams": self.code_beams,
+        }
+        (folder / "model.safetensors").write_bytes(weights)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str]) -> "Genius":
+        """The bundled model `mini`, or the model in a folder."""
+        folder = BUNDLED / str(name) if (BUNDLED / str(name)).is_dir() and not Path(name).is_dir() else Path(name)
+        config, weights = _read(folder)
+        try:
+            states = _split(load(weights))
+            model = cls._build(config, states)
+        except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            raise BadModel(f"{folder} is not a model this version can load: {error}") from error
+        model.source = str(name)
+        return model
+
+    @classmethod
+    def _build(cls, config: dict[str, Any], states: dict[str, dict[str, Tensor]]) -> "Genius":
+        fusion = Fusion(**config["fusion"])
+        fusion.load_state_dict(states["fusion"])
+        quantizer = Quantizer(**config["quantizer"])
+        books = states["quantizer"]
+        quantizer.set_codebooks([books[f"level{i}"] for i in range(len(books))])
+        decoder = Decoder(DecoderConfig.from_dict(config["decoder"]))
+        decoder.load_state_dict(states["decoder"])
+        return cls(load_encoder(config["encoder"], states["encoder"]), fusion, quantizer, decoder, config["code_beams"])
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """Configuration and weights of a model folder, complete and undamaged, or BadModel."""
+    if not folder.is_dir():
+        bundled = ", ".join(sorted(p.name for p in BUNDLED.glob("*") if p.is_dir()))
+        raise BadModel(f"There is no model {str(folder)!r}. Give the path of a model folder, or a bundled model: {bundled}.")
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise BadModel(f"{folder} is not a whole model: {name} is missing. Copy the folder again, with all its files.")
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        version, digest = config["format"], config["digest"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadModel(f"{folder / 'config.json'} is damaged ({error}). Copy the folder again.") from error
+    if version != FORMAT:
+        raise BadModel(f"{folder} has format {version}; this version reads format {FORMAT}. Upgrade genius-search.")
+    weights = (folder / "model.safetensors").read_bytes()
+    if hashlib.sha256(weights).hexdigest() != digest:
+        raise BadModel(f"{folder / 'model.safetensors'} is damaged: its digest is not the one in config.json. Copy it again.")
+    return config, weights
+
+
+def _split(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors by part, back in float32."""
+    states: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
+    for name, value in tensors.items():
+        part, rest = name.split(".", 1)
+        states[part][rest] = value.float() if value.is_floating_point() else value
+    return states
+
+
+def _books(quantizer: Quantizer) -> list[Any]:
+    return list(quantizer.books)
+
+
+def _half(value: Tensor) -> Tensor:
+    value = value.detach().half() if value.is_floating_point() else value.detach()
+    return value.contiguous()
+
+
+def _in_threads(prepare: Any, things: Sequence[Any]) -> list[Prepared]:
+    """Decoding releases Python's lock, so pictures are read in parallel."""
+    if len(things) < 4:
+        return [prepare(thing) for thing in things]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(prepare, things))
+
+

@@ -1,0 +1,125 @@
+"""All knobs of training in one place, each with its meaning; the defaults train `mini`.
+
+Read from TOML (`genius train DATA --out MODEL --config my.toml`), one table a part:
+
+    [quantizer]
+    codes_per_level = 512
+    levels = 8
+"""
+
+import tomllib
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from genius.encoders.mini import HeadsConfig
+from genius.errors import BadData
+
+
+@dataclass(frozen=True)
+class EncoderStageConfig:
+    """Stage 1, Eq. 2."""
+
+    steps: int = 1500
+    batch: int = 512
+    rate: float = 1e-3  # learning rate of the new layers
+    text_layer_rate: float = 1e-4  # of the last layer of MiniLM, which starts from its published weights
+    weight_decay: float = 0.05
+    temperature: float = 0.05  # tau of Eq. 2; the paper's 0.01 is for CLIP, which starts aligned
+    warmup: int = 100
+    average: float = 0.995  # decay of the moving average of the weights; 0 keeps the last weights
+    balance: float = 0.5  # a task of n queries is drawn in proportion to n ** balance
+    views: int = 2  # of each training picture: the whole, and crops of it
+    validate_every: int = 250
+
+
+@dataclass(frozen=True)
+class QuantizerStageConfig:
+    """Stage 2, Eqs. 3 to 8. The paper: 4096 codes, 8 levels, 20 epochs."""
+
+    codes_per_level: int = 256
+    levels: int = 12  # semantic levels; the modality level comes on top
+    shared: bool = False  # one codebook for all semantic levels (supplement, Table 6)
+    fusion_hidden: int = 256
+    dropout: float = 0.1
+    contrastive: float = 1.0  # weight of L_cl, Eq. 3
+    beta: float = 100.0  # weight of L_rq, Eq. 7
+    gamma: float = 100.0  # weight of L_mse
+    temperature: float = 0.05
+    decay: float = 0.99  # of the codebooks' moving averages
+    code_beams: int = 8  # partial sums kept while the final codes of an item are chosen
+    sample: int = 65536  # vectors that k-means starts from
+    steps: int = 1500
+    batch: int = 512
+    rate: float = 1e-4
+    weight_decay: float = 0.01
+    warmup: int = 100
+    balance: float = 0.5
+    validate_every: int = 250
+
+
+@dataclass(frozen=True)
+class DecoderStageConfig:
+    """Stage 3, Eqs. 9 to 11. The paper: T5-small (512, 6 layers, 8 heads, 2048), prefix 30, 30 epochs, rate 1e-4."""
+
+    d_model: int = 256
+    layers: int = 4
+    heads: int = 8
+    d_kv: int = 32
+    d_ff: int = 1024
+    prefix: int = 16
+    dropout: float = 0.1
+    whole_vocabulary: bool = False  # normalise over all levels' codes, as the published model does
+    augmentation: str = "interpolate"  # "interpolate" (Eq. 11), "published" (per dimension, square roots), "none"
+    alpha: float = 2.0  # of Beta(alpha, alpha)
+    epochs: float = 12.0
+    batch: int = 256
+    rate: float = 1e-3
+    weight_decay: float = 0.01
+    warmup: int = 200
+    average: float = 0.999
+    balance: float = 0.7
+    validate_every: int = 1000
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides what comes out, beside the data."""
+
+    seed: int = 0
+    derived_prompts: float = 0.2  # part of the training queries that get the instruction of a query without one
+    heads: HeadsConfig = field(default_factory=HeadsConfig)
+    encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)
+    quantizer: QuantizerStageConfig = field(default_factory=QuantizerStageConfig)
+    decoder: DecoderStageConfig = field(default_factory=DecoderStageConfig)
+
+    @classmethod
+    def read(cls, path: Path | None) -> "TrainConfig":
+        """The configuration in a TOML file; what it does not name keeps its default."""
+        if path is None:
+            return cls()
+        try:
+            return _make(cls, tomllib.loads(path.read_text()), str(path))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise BadData(f"{path} cannot be read as a training configuration: {error}") from error
+
+
+def _make(kind: Any, values: dict[str, Any], where: str) -> Any:
+    known = {f.name: f for f in fields(kind)}
+    for name in values:
+        if name not in known:
+            raise BadData(f"{where}: there is no setting {name!r} here. Known are: {', '.join(known)}.")
+    made = {}
+    for name, value in values.items():
+        default = getattr(kind(), name)
+        if is_dataclass(default):
+            if not isinstance(value, dict):
+                raise BadData(f"{where}: {name} is a table: write [{name}] and its settings below.")
+            made[name] = _make(type(default), value, f"{where} [{name}]")
+        elif isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            made[name] = float(value)
+        elif type(value) is not type(default):
+            raise BadData(f"{where}: {name} = {value!r} should be of type {type(default).__name__}, as {default!r} is.")
+        else:
+            made[name] = value
+    return kind(**made)

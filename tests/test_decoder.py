@@ -1,0 +1,199 @@
+"""The decoder against the published one's numbers, and its step-by-step path against its whole-ID path."""
+
+import functools
+
+import golden
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genius.decoder import Decoder, DecoderConfig, position_bucket
+from genius.errors import BadModel, GeniusError
+
+T5_BLOCK = {  # our names -> the published ones; several are stacked into one matrix
+    "self_norm": ["layer.0.layer_norm"],
+    "self_qkv": ["layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v"],
+    "self_out": ["layer.0.SelfAttention.o"],
+    "cross_norm": ["layer.1.layer_norm"],
+    "cross_q": ["layer.1.EncDecAttention.q"],
+    "cross_kv": ["layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"],
+    "cross_out": ["layer.1.EncDecAttention.o"],
+    "ff_norm": ["layer.2.layer_norm"],
+    "ff_in": ["layer.2.DenseReluDense.wi"],
+    "ff_out": ["layer.2.DenseReluDense.wo"],
+}
+
+
+@functools.cache
+def golden_decoder() -> Decoder:
+    """The published decoder with the recipe's weights."""
+    decoder = Decoder(DecoderConfig(dim=768, sizes=(3, 256, 256, 256, 256), whole_vocabulary=True)).eval()
+    t5, projector = golden.weights("id_generator"), golden.weights("embed_projector")
+    ours = {
+        "prefix_network.0.weight": projector["0.weight"],
+        "prefix_network.0.bias": projector["0.bias"],
+        "prefix_norm.weight": t5["encoder.final_layer_norm.weight"],
+        "table": t5["shared.weight"],
+        "position_bias": t5["decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],
+        "final_norm.weight": t5["decoder.final_layer_norm.weight"],
+    }
+    for layer in range(decoder.config.layers):
+        for name, parts in T5_BLOCK.items():
+            stacked = [t5[f"decoder.block.{layer}.{part}.weight"] for part in parts]
+            ours[f"blocks.{layer}.{name}.weight"] = torch.cat(stacked)
+    decoder.load_state_dict(ours)
+    return decoder
+
+
+def tiny(sizes: tuple[int, ...] = (3, 5, 4, 6), seed: int = 0, **changes: object) -> Decoder:
+    torch.manual_seed(seed)
+    shape = {"d_model": 16, "layers": 2, "heads": 2, "d_kv": 8, "d_ff": 32, "prefix": 3, "dropout": 0.3} | changes
+    return Decoder(DecoderConfig(dim=8, sizes=sizes, **shape)).eval()  # type: ignore[arg-type]
+
+
+def some_codes(sizes: tuple[int, ...], *shape: int) -> Tensor:
+    return torch.stack([torch.randint(0, size, shape) for size in sizes], dim=-1)
+
+
+def test_prefix_is_the_published_one() -> None:
+    prefix = golden_decoder().prefix_embeddings(golden.tensor("query_fused")[:1])[0]
+    torch.testing.assert_close(prefix, golden.tensor("prefix_q0"), atol=1e-4, rtol=1e-4)
+
+
+def test_log_probabilities_are_the_published_ones() -> None:
+    decoder, codes = golden_decoder(), golden.tensor("cand_codes")[:256]
+    z = golden.tensor("query_fused")[:1].expand(256, -1)
+    with torch.inference_mode():
+        torch.testing.assert_close(decoder(z, codes).sum(1), golden.tensor("q0_first256_logprob"), atol=1e-3, rtol=0)
+
+
+def test_beams_log_probabilities_are_the_published_ones() -> None:
+    z, codes = golden.tensor("query_fused"), golden.tensor("beam_codes")
+    with torch.inference_mode():
+        total = golden_decoder()(z.repeat_interleave(10, 0), codes.flatten(0, 1)).sum(1)
+    torch.testing.assert_close(total.view(6, 10), golden.tensor("beam_logprob"), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("whole_vocabulary", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_forward_is_the_log_softmax_of_the_logits(tied: bool, whole_vocabulary: bool) -> None:
+    decoder = tiny(tied=tied, whole_vocabulary=whole_vocabulary)
+    z, codes = torch.randn(7, 8), some_codes(decoder.config.sizes, 7)
+    logits = decoder.logits(z, codes)
+    assert [tuple(level.shape) for level in logits] == [(7, size) for size in decoder.config.sizes]
+    if whole_vocabulary:
+        total = decoder.all_logits(decoder.hidden(z, codes)).logsumexp(-1)
+        picked = [level.gather(1, codes[:, i, None])[:, 0] - total[:, i] for i, level in enumerate(logits)]
+    else:
+        picked = [-F.cross_entropy(level, codes[:, i], reduction="none") for i, level in enumerate(logits)]
+    torch.testing.assert_close(decoder(z, codes), torch.stack(picked, 1))
+
+
+def test_a_level_depends_only_on_the_codes_before_it() -> None:
+    decoder = tiny()
+    z, codes = torch.randn(4, 8), some_codes(decoder.config.sizes, 4)
+    other = codes.clone()
+    other[:, 2] = (codes[:, 2] + 1) % 4
+    before, after = decoder.logits(z, codes), decoder.logits(z, other)
+    for level in range(3):
+        torch.testing.assert_close(before[level], after[level])
+    assert not torch.allclose(before[3], after[3])
+
+
+@pytest.mark.parametrize("whole_vocabulary", [False, True])
+def test_steps_with_reordered_beams_equal_teacher_forcing(whole_vocabulary: bool) -> None:
+    decoder = tiny(whole_vocabulary=whole_vocabulary)
+    z, queries = torch.randn(3, 8), torch.arange(3)[:, None]
+    state = decoder.start(z)
+    codes = some_codes(decoder.config.sizes[:1], 3, 2)
+    log_probs = decoder.first(state, codes)
+    for level, width in ((1, 4), (2, 3)):
+        parents = torch.randint(0, codes.shape[1], (3, width))
+        codes = torch.cat([codes[queries, parents], some_codes(decoder.config.sizes[level : level + 1], 3, width)], -1)
+        log_probs.append(decoder.step(state, codes[..., -1], parents))
+    codes = torch.cat([codes, some_codes(decoder.config.sizes[-1:], 3, 3)], -1)
+    expected = decoder(z.repeat_interleave(3, 0), codes.flatten(0, 1)).view(3, 3, 4)
+    for level in (2, 3):
+        got = log_probs[level]
+        if level == 2:
+            got = got[queries, parents]
+        torch.testing.assert_close(got.gather(-1, codes[..., level, None])[..., 0], expected[..., level])
+
+
+def test_first_and_tail_equal_teacher_forcing() -> None:
+    decoder = tiny()
+    z, codes = torch.randn(3, 8), some_codes(decoder.config.sizes, 3, 5)
+    state = decoder.start(z)
+    level0, level1 = decoder.first(state, codes[..., :1])
+    total = level0.gather(-1, codes[..., :1])[..., 0] + level1.gather(-1, codes[..., 1:2])[..., 0]
+    total = total + decoder.tail(state, codes[..., 1:], torch.arange(5).expand(3, 5))
+    expected = decoder(z.repeat_interleave(5, 0), codes.flatten(0, 1)).sum(1).view(3, 5)
+    torch.testing.assert_close(total.float(), expected)
+
+
+def test_selected_queries_go_on_alone() -> None:
+    decoder = tiny()
+    codes, parents = some_codes(decoder.config.sizes, 4, 2), torch.tensor([[1, 0]]).expand(4, 2)
+    state = decoder.start(torch.randn(4, 8))
+    decoder.first(state, codes[..., :1])
+    chosen = torch.tensor([3, 1])
+    alone = decoder.step(state.select(chosen), codes[chosen, :, 1], parents[chosen])
+    torch.testing.assert_close(alone, decoder.step(state, codes[..., 1], parents)[chosen])
+
+
+def test_a_query_scores_the_same_alone_and_in_a_batch() -> None:
+    decoder = tiny()
+    z, codes, parents = torch.randn(9, 8), some_codes(decoder.config.sizes, 9, 1), torch.zeros(9, 1, dtype=torch.long)
+    together = decoder.start(z)
+    firsts, step = decoder.first(together, codes[..., :1]), decoder.step(together, codes[..., 1], parents)
+    for i in range(9):
+        alone = decoder.start(z[i : i + 1])
+        torch.testing.assert_close(decoder.first(alone, codes[i : i + 1, :, :1])[1], firsts[1][i : i + 1])
+        torch.testing.assert_close(decoder.step(alone, codes[i : i + 1, :, 1], parents[:1]), step[i : i + 1])
+
+
+def test_position_buckets_are_t5s() -> None:
+    buckets = position_bucket(torch.tensor([0, 1, 15, 16, 18, 19, 31, 64, 127, 128, 1000]))
+    assert buckets.tolist() == [0, 1, 15, 16, 16, 17, 21, 26, 31, 31, 31]
+
+
+def test_prefix_network_may_have_a_hidden_layer() -> None:
+    decoder = tiny(prefix_hidden=4)
+    assert decoder.prefix_embeddings(torch.randn(2, 8)).shape == (2, 3, 16)
+
+
+def test_dropout_only_in_training() -> None:
+    decoder = tiny()
+    z, codes = torch.randn(2, 8), some_codes(decoder.config.sizes, 2)
+    torch.testing.assert_close(decoder(z, codes), decoder(z, codes))
+    decoder.train()
+    assert not torch.allclose(decoder(z, codes), decoder(z, codes))
+    with pytest.raises(GeniusError, match="eval"):
+        decoder.start(z)
+
+
+def test_it_learns() -> None:
+    decoder = tiny(dropout=0.0).train()
+    z, codes = torch.randn(16, 8), some_codes(decoder.config.sizes, 16)
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=1e-2)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = -decoder(z, codes).sum(1).mean()  # Eq. 10
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 1.0
+
+
+def test_config_survives_json() -> None:
+    config = DecoderConfig(dim=8, sizes=(3, 5), d_model=4, prefix_hidden=2, tied=False)
+    assert DecoderConfig.from_json(config.to_json()) == config
+
+
+def test_bad_configs_are_refused() -> None:
+    with pytest.raises(BadModel, match="layers"):
+        DecoderConfig(dim=8, sizes=(3, 5), layers=0)
+    with pytest.raises(BadModel, match="level"):
+        DecoderConfig(dim=8, sizes=())
+    with pytest.raises(BadModel, match="colour"):
+        DecoderConfig.from_dict({"dim": 8, "sizes": [3, 5], "colour": "red"})
