@@ -6,14 +6,17 @@ Exit status: 0 when all went well, 1 when the command failed (one sentence on st
 but some items were bad or some problems were found; these are listed.
 """
 
+import itertools
 import json
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +25,7 @@ from genius.errors import BadItem, GeniusError
 
 if TYPE_CHECKING:
     from genius.index import Hit, Index
+    from genius.items import Item
 
 SOME_BAD = 2
 SHOWN = 20  # rows of a list of complaints
@@ -110,11 +114,11 @@ def index_create(
     from genius.index import Index
     from genius.model import Genius
 
-    _check_sources(sources or [])
+    items = _read(sources or [])
     index = Index.create(path, Genius.from_pretrained(model), embeddings=not codes_only, store_images=store_images)
     _out().print(Text(f"Created {path} for the model {model}."))
     if sources:
-        _add(index, sources, replace=False)
+        _add(index, items, replace=False)
 
 
 @index_app.command(
@@ -130,22 +134,20 @@ def index_add(
     """Add items to an index."""
     from genius.index import Index
 
-    _check_sources(sources)
-    _add(Index.open(path), sources, replace=upsert)
+    items = _read(sources)
+    _add(Index.open(path), items, replace=upsert)
 
 
-def _check_sources(sources: list[Path]) -> None:
-    for source in sources:
-        if not source.exists():
-            raise GeniusError(f"{source}: there is no such file or folder. Check the path.")
-
-
-def _add(index: "Index", sources: list[Path], replace: bool) -> NoReturn:
+def _read(sources: list[Path]) -> Iterator["Item | BadItem"]:
+    """The items of all sources; a source that cannot be read at all is found before anything is written."""
     from genius.sources import read_items
 
-    items = (item for source in sources for item in read_items(source))
+    return itertools.chain.from_iterable([read_items(source) for source in sources])
+
+
+def _add(index: "Index", items: Iterator["Item | BadItem"], replace: bool) -> NoReturn:
     report = (index.upsert if replace else index.add)(items, progress=True)
-    _out().print(Text(f"Added {report.added} items; {index.path} now holds {len(index)}."))
+    _out().print(Text(f"{report.added:,} added; {index.path} now holds {len(index):,} items."))
     _show_bad(report.bad)
     raise typer.Exit(SOME_BAD if report.bad else 0)
 
@@ -153,7 +155,9 @@ def _add(index: "Index", sources: list[Path], replace: bool) -> NoReturn:
 def _show_bad(bad: list[BadItem]) -> None:
     if not bad:
         return
-    table = Table(title=f"{len(bad)} bad items, not added", title_style="red", title_justify="left")
+    table = Table(
+        title=f"{len(bad)} bad items, not added", title_style="red", title_justify="left", box=box.SIMPLE_HEAD
+    )
     table.add_column("item", overflow="fold")
     table.add_column("what is wrong", overflow="fold")
     for error in bad[:SHOWN]:
@@ -178,7 +182,7 @@ def index_delete(
     index = Index.open(path)
     missing = [id for id in ids if id not in index]
     count = index.delete(ids)
-    _out().print(Text(f"Deleted {count} items; {path} now holds {len(index)}."))
+    _out().print(Text(f"{count:,} deleted; {path} now holds {len(index):,} items."))
     for id in missing:
         _complain(f"{id}: there is no item with this id.")
     raise typer.Exit(SOME_BAD if missing else 0)
@@ -223,7 +227,7 @@ def index_verify(path: IndexPath) -> None:
     index = Index.open(path)
     problems = index.verify()
     if not problems:
-        _out().print(Text(f"{path} is in order: {len(index)} items.", style="green"))
+        _out().print(Text(f"{path} is in order: {len(index):,} items.", style="green"))
         return
     for problem in problems[:SHOWN]:
         _complain(problem)
@@ -282,16 +286,16 @@ def _show_hits(hits: "list[Hit]") -> None:
     if not hits:
         _out().print("Nothing found: the index has no items of this kind.")
         return
-    table = Table()
-    table.add_column("score", justify="right")
-    table.add_column("id", overflow="fold", style="bold")
-    table.add_column("kind")
-    table.add_column("codes", overflow="fold")
-    table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=60)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("id", overflow="fold", style="bold", min_width=12)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("codes", style="dim", min_width=15)
+    table.add_column("text", min_width=20)
     for hit in hits:
-        text = " ".join((hit.item.text or "").split())
+        snippet = textwrap.shorten(hit.item.text or "", 80, placeholder=" ...")
         codes = " ".join(map(str, hit.codes))
-        table.add_row(f"{hit.score:.3f}", Text(hit.id), hit.modality.label, codes, Text(text))
+        table.add_row(f"{hit.score:.3f}", Text(hit.id), hit.modality.label, codes, Text(snippet))
     _out().print(table)
 
 
@@ -299,23 +303,36 @@ def _show_hits(hits: "list[Hit]") -> None:
 
 
 @app.command(epilog="Example: [bold]genius demo[/bold]")
-def demo() -> None:
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where pictures, index and gallery are kept for the next run.")] = Path(
+        "demo"
+    ),
+) -> None:
     """Index a collection of emoji and ask one question of each of the eight kinds."""
     from genius.demo.run import run_demo
 
-    run_demo()
+    run_demo(folder)
 
 
-@app.command(epilog="Example: [bold]genius train data/mbeir --out my-model[/bold]. Repeat the command to resume.")
+@app.command(
+    epilog="Example: [bold]genius train data/mbeir --out my-model[/bold]\n\n"
+    "Interrupted? The same command goes on where it stopped."
+)
 def train(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder in M-BEIR layout.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder of the model, and of the checkpoints on the way.")],
-    config: Annotated[Path | None, typer.Option(help="JSON file with settings that differ from the defaults.")] = None,
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="Folders in M-BEIR layout.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the model, and for the checkpoints on the way.")],
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with the settings that differ from the defaults.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for the vectors of the frozen networks; several runs can share it.")
+    ] = None,
 ) -> None:
     """Train a model in three stages: encoder heads, quantizer, decoder."""
+    from genius.train.config import TrainConfig
     from genius.train.run import train as run_training
 
-    run_training(data, out, config)
+    run_training(data, out, TrainConfig.read(config), cache)
 
 
 @app.command(epilog="Example: [bold]genius evaluate data/mbeir --model mini[/bold]")

@@ -41,6 +41,7 @@ from genius.storage import (
 
 BATCH = 128  # items that are prepared and encoded together
 COMMIT = 2048  # rows that are written together: every write is a file and a version of its own
+_VERIFIED = ("id", "modality", "image", "codes", "embedding")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class IndexInfo:
     items: int
     modalities: dict[str, int]
     ids: int
-    model: str
+    model: str | None
     fingerprint: str
     sizes: tuple[int, ...]
     dim: int
@@ -124,7 +125,7 @@ class Index:
             raise BadIndex(
                 f"The model has levels of {max(model.sizes)} codes; an index holds at most {1 << 16} a level."
             )
-        header = Header(model.name, model.fingerprint, tuple(model.sizes), model.dim, embeddings, store_images)
+        header = Header(_source(model), model.fingerprint, tuple(model.sizes), model.dim, embeddings, store_images)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lance.write_dataset(header.schema().empty_table(), folder / "items.lance", mode="create")
@@ -149,6 +150,10 @@ class Index:
     def model(self) -> Genius:
         """The model that made this index."""
         if self._model is None:
+            if self.header.model is None:
+                raise BadIndex(
+                    f"{self.path} was made with a model that was not saved. Open it with Index.open(path, model)."
+                )
             model = Genius.from_pretrained(self.header.model)
             _check_model(self.path, self.header, model)
             self._model = model
@@ -387,10 +392,8 @@ class Index:
             _ = self.model  # loading it checks the fingerprint
         except GeniusError as error:
             problems.append(str(error))
-        columns = {
-            name: name for name in self.header.schema().names if name in ("id", "codes", "modality", "embedding")
-        }
-        columns["path"] = "CASE WHEN image_bytes IS NULL THEN image END"
+        columns = {name: name for name in self.header.schema().names if name in _VERIFIED}
+        columns["kept"] = "image_bytes IS NOT NULL"
         names = []
         try:
             for batch in self._dataset.to_batches(columns=columns):
@@ -418,16 +421,22 @@ class Index:
         for wrong, problem in checks:
             for row in np.flatnonzero(wrong).tolist():
                 yield f"{batch['id'][row]}: {problem}"
-        for id, path in zip(batch["id"].to_pylist(), batch["path"].to_pylist(), strict=True):
-            if path is not None and not os.path.isfile(path):
+        for id, path, kept in zip(*(batch[name].to_pylist() for name in ("id", "image", "kept")), strict=True):
+            if path is not None and not kept and not os.path.isfile(path):
                 yield f"{id}: its picture {path} is gone. Put it back, or upsert or delete the item."
+
+
+def _source(model: Genius) -> str | None:
+    """Where the model can be loaded from again, also from another working directory."""
+    return os.path.abspath(model.source) if model.source and os.path.isdir(model.source) else model.source
 
 
 def _check_model(folder: Path, header: Header, model: Genius) -> None:
     if model.fingerprint != header.fingerprint:
+        theirs, ours = header.model or "an unsaved model", model.source or "an unsaved model"
         raise BadIndex(
-            f"{folder} was made with the model {header.model!r} (fingerprint {header.fingerprint}), not with "
-            f"{model.name!r} (fingerprint {model.fingerprint}). Open it with its own model, or build it anew."
+            f"{folder} was made with {theirs} (fingerprint {header.fingerprint}), which is not {ours} (fingerprint "
+            f"{model.fingerprint}). Open it with the model it was made with, or build it anew."
         )
 
 

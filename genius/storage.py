@@ -31,10 +31,10 @@ _ANEW = "Restore it from a copy, or build the index anew."
 class Header:
     """`index.json`: what must be known before the items can be read.
 
-    model: what `Genius.from_pretrained` needs to load the model again: "mini", or a folder.
+    model: what `Genius.from_pretrained` needs to load the model again: "mini", or a folder; None if it was never saved.
     """
 
-    model: str
+    model: str | None
     fingerprint: str
     sizes: tuple[int, ...]
     dim: int
@@ -44,11 +44,14 @@ class Header:
 
     def write(self, folder: Path) -> None:
         temporary = folder / f"index.json.{uuid.uuid4().hex}"
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, folder / "index.json")
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(asdict(self), file, indent=2)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, folder / "index.json")
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, folder: Path) -> "Header":

@@ -66,7 +66,6 @@ class Trie:
         else:  # nearly every row starts a node here, and ranges are short
             parent, index = concatenate_ranges(lo, hi)
             begins = self._change[index] <= level
-            begins[np.cumsum(hi - lo) - (hi - lo)] = True
             parent, child_lo = parent[begins], index[begins]
         code = self.columns[level][child_lo].astype(np.int64)
         return parent, code, child_lo, next_start(parent, child_lo, hi)

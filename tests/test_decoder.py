@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genius.decoder import Decoder, DecoderConfig, position_bucket
+from genius.decoder import Decoder, DecoderConfig, dropout, position_bucket
 from genius.errors import BadModel, GeniusError
 
 T5_BLOCK = {  # our names -> the published ones; several are stacked into one matrix
@@ -49,7 +49,10 @@ def golden_decoder() -> Decoder:
 def tiny(sizes: tuple[int, ...] = (3, 5, 4, 6), seed: int = 0, **changes: object) -> Decoder:
     torch.manual_seed(seed)
     shape = {"d_model": 16, "layers": 2, "heads": 2, "d_kv": 8, "d_ff": 32, "prefix": 3, "dropout": 0.3} | changes
-    return Decoder(DecoderConfig(dim=8, sizes=sizes, **shape)).eval()  # type: ignore[arg-type]
+    decoder = Decoder(DecoderConfig(dim=8, sizes=sizes, **shape)).eval()  # type: ignore[arg-type]
+    if decoder.skip is not None:
+        decoder.start_skip([torch.randn(size, 8) for size in sizes], gain=0.5)
+    return decoder
 
 
 def some_codes(sizes: tuple[int, ...], *shape: int) -> Tensor:
@@ -83,7 +86,7 @@ def test_forward_is_the_log_softmax_of_the_logits(tied: bool, whole_vocabulary: 
     logits = decoder.logits(z, codes)
     assert [tuple(level.shape) for level in logits] == [(7, size) for size in decoder.config.sizes]
     if whole_vocabulary:
-        total = decoder.all_logits(decoder.hidden(z, codes)).logsumexp(-1)
+        total = decoder.all_logits(decoder.hidden(z, codes), None).logsumexp(-1)
         picked = [level.gather(1, codes[:, i, None])[:, 0] - total[:, i] for i, level in enumerate(logits)]
     else:
         picked = [-F.cross_entropy(level, codes[:, i], reduction="none") for i, level in enumerate(logits)]
@@ -101,9 +104,30 @@ def test_a_level_depends_only_on_the_codes_before_it() -> None:
     assert not torch.allclose(before[3], after[3])
 
 
+def test_the_first_codes_of_ids_score_as_in_whole_ids() -> None:
+    decoder = tiny()
+    z, codes = torch.randn(4, 8), some_codes(decoder.config.sizes, 4)
+    torch.testing.assert_close(decoder(z, codes[:, :2]), decoder(z, codes)[:, :2])
+
+
 @pytest.mark.parametrize("whole_vocabulary", [False, True])
-def test_steps_with_reordered_beams_equal_teacher_forcing(whole_vocabulary: bool) -> None:
-    decoder = tiny(whole_vocabulary=whole_vocabulary)
+def test_the_linear_path_adds_the_products_with_the_code_vectors(whole_vocabulary: bool) -> None:
+    decoder, plain = (tiny(skip=skip, whole_vocabulary=whole_vocabulary) for skip in (True, False))
+    z, codes = torch.randn(4, 8), some_codes(decoder.config.sizes, 4)
+    plain.load_state_dict({name: value for name, value in decoder.state_dict().items() if name != "skip"})
+    books = [torch.randn(size, 8) for size in decoder.config.sizes]
+    decoder.start_skip(books, gain=3.0)
+    for with_path, without, book in zip(decoder.logits(z, codes), plain.logits(z, codes), books, strict=True):
+        torch.testing.assert_close(with_path, without + 3 * z @ book.T)
+    assert not torch.allclose(decoder(z, codes), plain(z, codes))
+    with pytest.raises(BadModel, match="skip=True"):
+        plain.start_skip(books, gain=3.0)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("whole_vocabulary", [False, True])
+def test_steps_with_reordered_beams_equal_teacher_forcing(whole_vocabulary: bool, skip: bool) -> None:
+    decoder = tiny(whole_vocabulary=whole_vocabulary, skip=skip)
     z, queries = torch.randn(3, 8), torch.arange(3)[:, None]
     state = decoder.start(z)
     codes = some_codes(decoder.config.sizes[:1], 3, 2)
@@ -121,8 +145,9 @@ def test_steps_with_reordered_beams_equal_teacher_forcing(whole_vocabulary: bool
         torch.testing.assert_close(got.gather(-1, codes[..., level, None])[..., 0], expected[..., level])
 
 
-def test_first_and_tail_equal_teacher_forcing() -> None:
-    decoder = tiny()
+@pytest.mark.parametrize("skip", [False, True])
+def test_first_and_tail_equal_teacher_forcing(skip: bool) -> None:
+    decoder = tiny(skip=skip)
     z, codes = torch.randn(3, 8), some_codes(decoder.config.sizes, 3, 5)
     state = decoder.start(z)
     level0, level1 = decoder.first(state, codes[..., :1])
@@ -132,8 +157,9 @@ def test_first_and_tail_equal_teacher_forcing() -> None:
     torch.testing.assert_close(total.float(), expected)
 
 
-def test_selected_queries_go_on_alone() -> None:
-    decoder = tiny()
+@pytest.mark.parametrize("skip", [False, True])
+def test_selected_queries_go_on_alone(skip: bool) -> None:
+    decoder = tiny(skip=skip)
     codes, parents = some_codes(decoder.config.sizes, 4, 2), torch.tensor([[1, 0]]).expand(4, 2)
     state = decoder.start(torch.randn(4, 8))
     decoder.first(state, codes[..., :1])
@@ -173,6 +199,17 @@ def test_dropout_only_in_training() -> None:
         decoder.start(z)
 
 
+def test_dropout_zeroes_its_part_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(1001, 101, requires_grad=True)
+    y = dropout(x, 0.25)
+    assert (y == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
+    assert y.mean().item() == pytest.approx(1, abs=0.01)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, y.detach())  # what is dropped gets no gradient
+    assert dropout(x, 0.0) is x
+
+
 def test_it_learns() -> None:
     decoder = tiny(dropout=0.0).train()
     z, codes = torch.randn(16, 8), some_codes(decoder.config.sizes, 16)
@@ -193,6 +230,8 @@ def test_config_survives_json() -> None:
 def test_bad_configs_are_refused() -> None:
     with pytest.raises(BadModel, match="layers"):
         DecoderConfig(dim=8, sizes=(3, 5), layers=0)
+    with pytest.raises(BadModel, match="dropout"):
+        DecoderConfig(dim=8, sizes=(3, 5), dropout=1.0)
     with pytest.raises(BadModel, match="level"):
         DecoderConfig(dim=8, sizes=())
     with pytest.raises(BadModel, match="colour"):

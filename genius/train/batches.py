@@ -5,7 +5,7 @@ Knows the index arrays of the training data; knows nothing of vectors or losses.
 
 import numpy as np
 
-from genius.train.data import SplitData
+from genius.splits import SplitData
 
 
 class Pairs:

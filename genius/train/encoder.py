@@ -11,7 +11,8 @@ from genius.encoders.mini import Heads, encode_states
 from genius.encoders.minilm import TokenStates
 from genius.train.batches import Pairs
 from genius.train.config import EncoderStageConfig
-from genius.train.data import SplitData, TrainingData
+from genius.splits import SplitData
+from genius.train.data import TrainingData
 from genius.train.features import ImageFeatures
 from genius.train.loop import Stage, step_rng
 from genius.train.validation import recall

@@ -11,7 +11,8 @@ from genius.fusion import Fusion
 from genius.quantizer import Quantizer
 from genius.train.batches import Pairs
 from genius.train.config import QuantizerStageConfig
-from genius.train.data import SplitData, TrainingData
+from genius.splits import SplitData
+from genius.train.data import TrainingData
 from genius.train.encoder import contrastive_loss
 from genius.train.loop import Stage, step_rng
 from genius.train.validation import recall

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from genius.train.data import SplitData
+from genius.splits import SplitData
 
 AT = 5
 

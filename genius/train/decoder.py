@@ -1,0 +1,109 @@
+"""Stage 3, Sec. 4.3: the decoder learns to write the ID of the target (Eqs. 9 to 11)."""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genius.beam import beam_search
+from genius.decoder import Decoder, DecoderConfig
+from genius.train.batches import Pairs
+from genius.train.config import DecoderStageConfig
+from genius.train.data import TrainingData
+from genius.train.loop import Stage, step_rng
+from genius.train.quantizer import QuantizerStage
+from genius.trie import Trie
+
+VALIDATION_QUERIES = 200  # of each task
+VALIDATION_BEAM = 20
+
+
+def augment(z_q: Tensor, z_c: Tensor, variant: str, alpha: float, rng: np.random.Generator) -> Tensor:
+    """Queries on the way to their targets. z_q, z_c: (n, d), normalised -> (n, d), normalised."""
+    if variant == "none":
+        return z_q
+    if variant == "interpolate":  # Eq. 11, one mu a pair
+        mu = torch.from_numpy(rng.beta(alpha, alpha, (len(z_q), 1)).astype(np.float32))
+        return F.normalize(mu * z_q + (1 - mu) * z_c, dim=1)
+    mu = torch.from_numpy(rng.beta(alpha, alpha, z_q.shape).astype(np.float32))  # as published: one mu a dimension
+    return F.normalize(mu.sqrt() * z_q + (1 - mu).sqrt() * z_c, dim=1)
+
+
+class DecoderStage(Stage):
+    name = "decoder"
+
+    def __init__(self, data: TrainingData, quantized: QuantizerStage, config: DecoderStageConfig, seed: int) -> None:
+        self.data, self.config, self.seed = data, config, seed
+        self.pairs = Pairs(data.train, config.balance)
+        self.steps = max(1, round(config.epochs * len(self.pairs) / config.batch))
+        self.warmup, self.validate_every, self.average = config.warmup, config.validate_every, config.average
+        quantizer, vectors = quantized.quantizer, quantized.vectors
+        beams = quantized.config.code_beams
+        self.z_q = _fuse(quantized, self.pairs.text, self.pairs.image)
+        self.z_c = quantized.fuse(data.train)
+        self.codes = quantizer.encode(self.z_c, torch.from_numpy(data.train.modality), beams=beams)
+        self.val_codes = quantizer.encode(quantized.fuse(data.val), torch.from_numpy(data.val.modality), beams=beams)
+        self.val_queries = [
+            _fuse(quantized, t.text[:VALIDATION_QUERIES], t.image[:VALIDATION_QUERIES]) for t in data.val.tasks
+        ]
+        torch.manual_seed(seed)
+        self.decoder = self.module = Decoder(
+            DecoderConfig(
+                dim=vectors.texts.shape[1],
+                sizes=quantizer.sizes,
+                d_model=config.d_model,
+                layers=config.layers,
+                heads=config.heads,
+                d_kv=config.d_kv,
+                d_ff=config.d_ff,
+                prefix=config.prefix,
+                dropout=config.dropout,
+                whole_vocabulary=config.whole_vocabulary,
+                skip=config.skip,
+            )
+        )
+        if config.skip:
+            self.decoder.start_skip(quantizer.codebooks, config.skip_gain)
+        self.groups: list[dict[str, Any]] = [
+            {"params": list(self.decoder.parameters()), "lr": config.rate, "weight_decay": config.weight_decay}
+        ]
+
+    def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
+        rng = step_rng(self.seed, self.name, step)
+        queries, targets = self.pairs.draw(rng, self.config.batch)
+        # Half of the batch as it is, half augmented: the decoder must answer both.
+        z_q, z_c = self.z_q[queries], self.z_c[targets]
+        plain = torch.from_numpy(rng.random((len(queries), 1)) < self.config.plain)
+        z = torch.where(plain, z_q, augment(z_q, z_c, self.config.augmentation, self.config.alpha, rng))
+        levels = self.codes.shape[1]
+        if rng.random() >= self.config.whole:
+            levels = min(levels, 1 + self.config.short)
+        log_probs = self.decoder(z, self.codes[targets][:, :levels])
+        return -log_probs.sum(dim=1).mean(), {"first": -float(log_probs[:, 1].mean())}  # Eq. 10
+
+    def validate(self) -> dict[str, float]:
+        """Recall@5 of `generate` in each task's own pool (any hit, %), on some of its queries."""
+        figures = {}
+        for task, z in zip(self.data.val.tasks, self.val_queries, strict=True):
+            assert task.pool is not None
+            trie = Trie(self.val_codes[task.pool].numpy())
+            found = beam_search(self.decoder, trie, z, VALIDATION_BEAM)
+            hits = []
+            for number, beams in enumerate(found):
+                rows = task.pool[trie.leaves(beams.lo, beams.hi)]
+                if task.image[number] >= 0:
+                    rows = rows[self.data.val.image[rows] != task.image[number]]
+                hits.append(np.isin(rows[:5], task.positives[number]).any())
+            figures[task.task.name] = 100 * float(np.mean(hits))
+        return {"score": float(np.mean(list(figures.values()))), **figures}
+
+
+@torch.no_grad()
+def _fuse(quantized: QuantizerStage, text: np.ndarray, image: np.ndarray) -> Tensor:
+    """z of queries, (n, d)."""
+    parts = zip(np.array_split(text, 32), np.array_split(image, 32), strict=True)
+    return torch.cat([quantized.fusion(*quantized.vectors.pair(t, i)) for t, i in parts])
+
+

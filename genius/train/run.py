@@ -1,0 +1,133 @@
+"""`genius train`: features, then the three stages, then a model folder. Start it again and it goes on where it stopped.
+
+A run keeps everything it needs to go on in `OUT/training`: the configuration, the cached features, a checkpoint of each
+stage, `log.jsonl`, and `curves.png` at the end. The model itself lies in OUT.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from genius.encoders.mini import Heads, MiniEncoder
+from genius.errors import BadData
+from genius.model import Genius
+from genius.train.config import TrainConfig
+from genius.train.curves import draw_curves
+from genius.train.data import TrainingData
+from genius.train.decoder import DecoderStage
+from genius.train.encoder import EncoderStage, image_vectors, text_vectors
+from genius.train.features import ImageFeatures, text_features
+from genius.train.loop import run_stage, write_atomically
+from genius.train.quantizer import FrozenVectors, QuantizerStage
+
+
+def train(
+    roots: Sequence[Path],
+    out: Path,
+    config: TrainConfig,
+    cache: Path | None = None,
+    console: Console | None = None,
+) -> Genius:
+    """Trains a model on benchmarks in M-BEIR layout (train split; choices are made on val) and saves it to `out`."""
+    console = console or Console()
+    folder = out / "training"
+    folder.mkdir(parents=True, exist_ok=True)
+    _same_run(folder / "run.json", {"data": [str(Path(r).resolve()) for r in roots], "config": asdict(config)})
+    times = _Times(folder / "times.json")
+
+    data = TrainingData(roots, config.seed, config.derived_prompts)
+    console.print(
+        f"{len(data.train.tasks)} tasks, {sum(map(len, data.train.tasks)):,} training queries, "
+        f"{len(data.train.text):,} candidates, {len(data.images.names):,} pictures, {len(data.texts.names):,} texts"
+    )
+    cache = cache or folder / "cache"
+    with times("features"):
+        texts = text_features(data.texts.names, cache, console)
+        views = [
+            ImageFeatures(data.images.names, cache, view, torch.get_num_threads(), console)
+            for view in range(config.encoder.views)
+        ]
+
+    torch.manual_seed(config.seed)
+    heads = Heads(config.heads)
+    heads.start_from_published()
+    with times("encoder"):
+        run_stage(EncoderStage(heads, data, texts, views, config.encoder, config.seed), folder, console)
+    with times("vectors"):
+        vectors = FrozenVectors(
+            _kept(folder / "texts.npy", lambda: text_vectors(heads, texts, np.arange(len(texts)))),
+            _kept(folder / "images.npy", lambda: image_vectors(heads, views[0], np.arange(len(data.images.names)))),
+        )
+    with times("quantizer"):
+        quantized = QuantizerStage(data, vectors, config.quantizer, config.seed)
+        if not (folder / "quantizer.safetensors").exists():
+            with console.status("k-means"):
+                quantized.start()
+        run_stage(quantized, folder, console)
+    with times("decoder"):
+        decoded = DecoderStage(data, quantized, config.decoder, config.seed)
+        run_stage(decoded, folder, console)
+
+    model = Genius(
+        MiniEncoder(heads), quantized.fusion, quantized.quantizer, decoded.decoder, config.quantizer.code_beams
+    )
+    model.save_pretrained(out)
+    draw_curves(folder / "log.jsonl", folder / "curves.png")
+    console.print(f"Model saved in {out} ({times}). Curves: {folder / 'curves.png'}")
+    console.print(f"Next: genius evaluate DATA --model {out}")
+    return Genius.from_pretrained(out)
+
+
+def _same_run(path: Path, facts: dict[str, Any]) -> None:
+    """A folder holds one run: going on with other data or settings would mix two."""
+    facts = json.loads(json.dumps(facts))
+    if path.exists() and json.loads(path.read_text()) != facts:
+        raise BadData(
+            f"{path.parent.parent} holds a run with other data or settings (see {path}). "
+            "Give another folder with --out, or delete that one to start over."
+        )
+    write_atomically(path, lambda p: p.write_text(json.dumps(facts, indent=2) + "\n"))
+
+
+def _kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array in a file, made and written if it is not there yet."""
+    if not path.exists():
+        array = make()
+
+        def write(part: Path) -> None:
+            with open(part, "wb") as file:
+                np.save(file, array)
+
+        write_atomically(path, write)
+    loaded: np.ndarray = np.load(path)
+    return loaded
+
+
+class _Times:
+    """Seconds spent in each part, over all starts of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+
+    def __call__(self, part: str) -> "_Times":
+        self.part, self.started = part, time.monotonic()
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        spent = time.monotonic() - self.started
+        self.seconds[self.part] = round(self.seconds.get(self.part, 0.0) + spent, 1)
+        write_atomically(self.path, lambda p: p.write_text(json.dumps(self.seconds, indent=2) + "\n"))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {seconds / 60:.1f} min" for part, seconds in self.seconds.items())

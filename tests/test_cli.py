@@ -1,0 +1,290 @@
+"""The command line from arguments to tables and exit status, with a tiny model in place of the bundled one."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from fakes import picture, tiny_model
+
+import genius
+from genius.cli import main
+from genius.index import Index
+from genius.items import Modality
+from genius.model import Genius
+
+
+class Result:
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Runs the command as the shell would, with the tiny model wherever a model is loaded."""
+
+    def from_pretrained(name: str) -> Genius:
+        model = tiny_model(seed=0 if name == "mini" else 1)
+        model.source = str(name)
+        return model
+
+    monkeypatch.setattr(Genius, "from_pretrained", from_pretrained)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: object) -> Result:
+        with pytest.raises(SystemExit) as exit:
+            main([str(argument) for argument in arguments])
+        shown = capsys.readouterr()
+        return Result(int(exit.value.code or 0), shown.out, shown.err)
+
+    return call
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of two pictures (one with a caption) and two broken ones."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    picture("red").save(folder / "red.png")
+    picture("blue").save(folder / "blue.png")
+    (folder / "blue.txt").write_text("a blue [bold] square")
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "page.jpg").write_text("<html>")
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    file = tmp_path / "texts.jsonl"
+    rows = [{"id": f"t{i}", "text": f"{word} number {i}", "lang": "en"} for i, word in enumerate(["cat", "dog", "owl"])]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+@pytest.fixture
+def path(tmp_path: Path, table: Path, run) -> Path:
+    """An index with three texts."""
+    index = tmp_path / "my.genius"
+    assert run("index", "create", index, table).status == 0
+    return index
+
+
+def test_create_makes_an_empty_index(run, tmp_path):
+    result = run("index", "create", tmp_path / "i")
+    assert result.status == 0
+    assert "Created" in result.out
+    assert len(Index.open(tmp_path / "i")) == 0
+
+
+def test_create_passes_its_options_on(run, tmp_path, table):
+    run("index", "create", tmp_path / "i", table, "--codes-only", "--store-images", "--model", "other")
+    header = Index.open(tmp_path / "i").header
+    assert (header.embeddings, header.store_images, header.model) == (False, True, "other")
+    assert header.fingerprint == tiny_model(seed=1).fingerprint
+
+
+def test_create_does_not_begin_with_a_source_that_cannot_be_read(run, tmp_path):
+    result = run("index", "create", tmp_path / "i", tmp_path / "nowhere")
+    assert result.status == 1
+    assert "nowhere: there is no such file or folder" in result.err
+    assert not (tmp_path / "i").exists()
+
+
+def test_adding_with_bad_items_adds_the_good_ones_lists_the_bad_and_exits_with_2(run, path, pictures):
+    result = run("index", "add", path, pictures)
+    assert result.status == 2
+    assert "2 added" in result.out
+    assert "now holds 5 items" in result.out
+    assert "2 bad items, not added" in result.err
+    assert "empty.jpg" in result.err
+    assert "0 bytes" in result.err
+    assert "page.jpg" in result.err
+    assert Index.open(path).get("blue.png").text == "a blue [bold] square"
+
+
+def test_adding_again_names_the_remedy_and_upsert_is_it(run, path, table):
+    result = run("index", "add", path, table)
+    assert result.status == 2
+    assert "0 added" in result.out
+    assert "Use upsert to replace it" in result.err
+    assert run("index", "add", path, table, "--upsert").status == 0
+    assert len(Index.open(path)) == 3
+
+
+def test_a_long_list_of_bad_items_is_cut(run, path, tmp_path):
+    (tmp_path / "bad.jsonl").write_text("\n".join(f'{{"id": "b{i}"}}' for i in range(50)))
+    result = run("index", "add", path, tmp_path / "bad.jsonl")
+    assert result.status == 2
+    assert "50 bad items" in result.err
+    assert "and 30 more" in result.err
+
+
+def test_delete_names_what_is_not_there(run, path):
+    assert run("index", "delete", path, "t0").status == 0
+    result = run("index", "delete", path, "t1", "t7")
+    assert result.status == 2
+    assert "1 deleted" in result.out
+    assert "t7: there is no item with this id" in result.err
+    assert "t2" in Index.open(path)
+    assert len(Index.open(path)) == 1
+
+
+def test_info_for_people_and_programs(run, path):
+    shown = run("index", "info", path).out
+    assert "mini" in shown
+    assert "3 text" in shown
+    info = json.loads(run("index", "info", path, "--json").out)
+    assert info["items"] == 3
+    assert info["modalities"] == {"image": 0, "text": 3, "image,text": 0}
+    assert info["fingerprint"] == tiny_model().fingerprint
+
+
+def test_verify_says_what_is_wrong(run, path, pictures):
+    result = run("index", "verify", path)
+    assert (result.status, result.err) == (0, "")
+    assert "in order: 3 items" in result.out
+    run("index", "add", path, pictures)
+    (pictures / "red.png").unlink()
+    result = run("index", "verify", path)
+    assert result.status == 2
+    assert "red.png is gone" in result.err
+
+
+def test_search_shows_a_table(run, path):
+    result = run("search", path, "cat number 0", "--instruction", "", "-k", "2")
+    assert result.status == 0
+    best = result.out.splitlines()[3]
+    assert "t0" in best
+    assert "text" in best
+    assert "cat number 0" in best
+    codes = Index.open(path).codes[0]
+    assert " ".join(map(str, codes)) in best
+    assert "t2" not in result.out or "t1" not in result.out
+
+
+def test_search_prints_json(run, path):
+    hits = json.loads(run("search", path, "cat number 0", "--instruction", "", "--json").out)
+    assert hits[0] == {
+        "id": "t0",
+        "score": pytest.approx(1, abs=1e-3),
+        "modality": "text",
+        "codes": Index.open(path).codes[0].tolist(),
+        "text": "cat number 0",
+        "image": None,
+        "metadata": {"lang": "en"},
+    }
+
+
+def test_search_with_a_picture_for_pictures(run, path, pictures):
+    run("index", "add", path, pictures)
+    picture("red").save(path.parent / "query.png")
+    options = ("--image", path.parent / "query.png", "--instruction", "", "--json")
+    hits = json.loads(run("search", path, *options, "--target", "image").out)
+    assert [hit["id"] for hit in hits] == ["red.png"]
+    assert hits[0]["image"] == str(pictures / "red.png")
+    for mode in ("generate", "rerank", "fast"):
+        hits = json.loads(run("search", path, "blue", *options, "--target", "pair", "--mode", mode).out)
+        assert [hit["modality"] for hit in hits] == [Modality.IMAGE_TEXT.label]
+
+
+def test_search_shows_text_as_it_is(run, path, pictures):
+    run("index", "add", path, pictures)
+    assert "a blue [bold] square" in run("search", path, "a blue square", "--target", "pair").out
+
+
+def test_search_that_finds_nothing_says_so(run, path):
+    result = run("search", path, "cat", "--target", "image")
+    assert result.status == 0
+    assert "Nothing found" in result.out
+    assert run("search", path, "cat", "--target", "image", "--json").out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["cat", "--mode", "best"], "There is no search mode 'best'. Choose one of generate, rerank, fast."),
+        (["cat", "-k", "0"], "k is 0; it must be at least 1."),
+        (["cat", "--target", "video"], "'video' is not a kind of item"),
+        ([], "there is neither text nor a picture to search with"),
+        (["--image", "missing.png"], "missing.png: there is no such file"),
+    ],
+)
+def test_a_search_that_cannot_be_done_is_one_sentence_on_stderr(run, path, arguments, sentence):
+    result = run("search", path, *arguments)
+    assert result.status == 1
+    assert sentence in result.err
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+    assert "Traceback" not in result.err
+
+
+def test_every_command_names_a_missing_index(run, tmp_path, table):
+    missing = tmp_path / "missing.genius"
+    for command in (("index", "info"), ("index", "verify"), ("search",)):
+        result = run(*command, missing, *(["cat"] if command == ("search",) else []))
+        assert result.status == 1
+        assert f"There is no index at {missing}" in result.err
+    assert run("index", "add", missing, table).status == 1
+    assert run("index", "delete", missing, "t1").status == 1
+
+
+def test_an_index_of_another_model_is_refused(run, path, monkeypatch):
+    monkeypatch.setattr(Genius, "from_pretrained", lambda name: tiny_model(seed=5))
+    result = run("search", path, "cat")
+    assert result.status == 1
+    assert "was made with mini" in result.err
+    assert tiny_model(seed=5).fingerprint in result.err
+
+
+def test_demo_uses_the_given_folder(run, monkeypatch, tmp_path):
+    called = []
+    monkeypatch.setattr("genius.demo.run.run_demo", called.append)
+    assert run("demo", "--folder", tmp_path).status == 0
+    assert called == [tmp_path]
+
+
+def test_train_reads_its_configuration(run, monkeypatch, tmp_path):
+    called = []
+    monkeypatch.setattr("genius.train.run.train", lambda *arguments: called.append(arguments))
+    (tmp_path / "my.toml").write_text("seed = 5")
+    data, out = tmp_path / "data", tmp_path / "out"
+    assert run("train", data, "--out", out, "--config", tmp_path / "my.toml").status == 0
+    assert called[0][:2] == ([data], out)
+    assert called[0][2].seed == 5
+    (tmp_path / "my.toml").write_text("sed = 5")
+    assert run("train", data, "--out", out, "--config", tmp_path / "my.toml").status == 1
+
+
+def test_version(run):
+    assert run("--version").out == f"genius {genius.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "index", "index create", "index add", "index delete", "index info", "index verify", "search", "demo", "train"],
+)
+def test_every_command_has_help_with_an_example(run, command):
+    result = run(*command.split(), "--help")
+    assert result.status == 0
+    assert (
+        "genius demo" in result.out
+        if command == ""
+        else command == "index" or f"Example: genius {command}" in result.out
+    )
+
+
+def test_help_needs_no_heavy_modules():
+    program = (
+        "import sys\n"
+        "try:\n    from genius.cli import main; main(['--help'])\n"
+        "except SystemExit:\n    print([m for m in ('torch', 'lance', 'pyarrow', 'numpy') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "[]"
+
+
+def test_the_installed_command_is_this_one():
+    project = tomllib.loads((Path(genius.__file__).parents[1] / "pyproject.toml").read_text())
+    assert project["project"]["scripts"]["genius"] == "genius.cli:main"

@@ -1,0 +1,81 @@
+"""Re-ranking scores against slow versions of themselves, and the order of what comes first."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genius.quantizer import Quantizer
+from genius.rerank import by_codes, by_embedding, by_tables, look_up_tables, reconstruction_norms, top
+
+RNG = np.random.default_rng(0)
+CODEBOOKS = [RNG.standard_normal((size, 6)).astype(np.float32) for size in (3, 8, 8, 300)]
+CODES = np.stack([RNG.integers(0, len(book), 50) for book in CODEBOOKS], axis=1).astype(np.uint16)
+DECODED = np.array([sum(book[code] for book, code in zip(CODEBOOKS, row, strict=True)) for row in CODES])
+QUERY = np.array([0.5, -0.5, 0.5, 0.1, -0.3, 0.2], np.float32)
+
+
+def test_by_embedding_is_the_inner_product() -> None:
+    np.testing.assert_allclose(by_embedding(QUERY, DECODED), [row @ QUERY for row in DECODED], rtol=1e-5)
+    assert by_embedding(QUERY, np.zeros((0, 6))).shape == (0,)
+
+
+def test_half_precision_vectors_are_scored_in_single() -> None:
+    half = DECODED.astype(np.float16)
+    assert by_embedding(QUERY, half).dtype == np.float32
+    np.testing.assert_allclose(by_embedding(QUERY, half), half.astype(np.float32) @ QUERY, rtol=1e-5)
+
+
+def test_equal_vectors_score_equally_wherever_they_stand() -> None:
+    vectors = RNG.standard_normal((1003, 131)).astype(np.float32)
+    same = [0, 5, 6, 7, 501, 1000, 1001, 1002]
+    vectors[same] = vectors[0]
+    assert len(set(by_embedding(vectors[1], vectors)[same].tolist())) == 1
+
+
+def test_by_codes_is_the_query_against_the_decoded_vectors() -> None:
+    np.testing.assert_allclose(by_codes(QUERY, CODES, CODEBOOKS), DECODED @ QUERY, atol=1e-5)
+
+
+def test_by_codes_reads_a_quantizer() -> None:
+    torch.manual_seed(0)
+    quantizer = Quantizer(dim=6, codes_per_level=8, levels=3)
+    quantizer.set_codebooks([torch.randn(codebook.shape) for codebook in quantizer.codebooks])
+    codes = torch.stack([torch.randint(0, size, (20,)) for size in quantizer.sizes], dim=1)
+    expected = quantizer.decode(codes) @ torch.from_numpy(QUERY)
+    np.testing.assert_allclose(by_codes(QUERY, codes, quantizer.codebooks), expected.numpy(), atol=1e-5)
+
+
+def test_by_codes_with_norms_is_the_cosine() -> None:
+    unit = QUERY / np.linalg.norm(QUERY)
+    expected = [row @ unit / np.linalg.norm(row) for row in DECODED]
+    np.testing.assert_allclose(
+        by_codes(unit, CODES, CODEBOOKS, reconstruction_norms(CODES, CODEBOOKS)), expected, atol=1e-5
+    )
+
+
+def test_norms_in_blocks_equal_norms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reconstruction_norms(CODES, CODEBOOKS)
+    monkeypatch.setattr("genius.rerank.ROWS_AT_ONCE", 7)
+    np.testing.assert_allclose(reconstruction_norms(CODES, CODEBOOKS), whole)
+    np.testing.assert_allclose(whole, np.linalg.norm(DECODED, axis=1), rtol=1e-5)
+
+
+def test_a_sum_of_zero_does_not_divide_by_zero() -> None:
+    books = [np.array([[1.0, 0.0]]), np.array([[-1.0, 0.0]])]
+    assert reconstruction_norms([[0, 0]], books).tolist() == [1.0]
+
+
+def test_tables_of_many_queries_give_each_its_scores() -> None:
+    queries = RNG.standard_normal((3, 6)).astype(np.float32)
+    tables = look_up_tables(queries, CODEBOOKS)
+    for i, query in enumerate(queries):
+        scores = by_tables([table[i] for table in tables], CODES)
+        np.testing.assert_allclose(scores, by_codes(query, CODES, CODEBOOKS), atol=1e-5)
+
+
+@given(st.lists(st.integers(-3, 3)), st.integers(0, 12))
+def test_top_is_sorted_with_ties_by_index(scores: list[int], k: int) -> None:
+    expected = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
+    assert top(np.array(scores, np.float32), k).tolist() == expected
