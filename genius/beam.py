@@ -58,6 +58,8 @@ def beam_search(
     """The `width` most probable IDs of the trie for each query. z: (q, dim); width: of all queries or of each.
 
     max_items: a query stops as soon as no more items than this lie under its beams, which may then be short of IDs.
+      What is left of that number is filled with the next best nodes of the level, of the best beam's modality: they are
+      scored already, so that more than `width` beams come out.
     modality: (q,) the first code where one is wanted, -1 where not. A wanted code is given, so it costs no
       log-probability, and only its subtree is searched.
     tails: once each beam of a query has only one ID left, the set is fixed. With `tails` the rest of these IDs is
@@ -135,6 +137,17 @@ class Front:
         ordered = likely.take(np.lexsort((likely.lo, -likely.score, likely.query)))
         return ordered.take(ordered.ranks() < widths[ordered.query])
 
+    def filled(self, widths: Ints, max_items: int, first_code: Ints) -> "Front":
+        """As `best`, and further beams in order, of the first beam's `first_code` (b,), up to `max_items` items."""
+        order = np.lexsort((self.lo, -self.score, self.query))
+        ordered, first_code = self.take(order), first_code[order]
+        ranks = ordered.ranks()
+        kept = ranks < widths[ordered.query]
+        allowed = kept | (first_code == first_code[np.flatnonzero(ranks == 0)][ordered.query])
+        items = np.cumsum(np.where(allowed, ordered.hi - ordered.lo, 0))
+        before = np.concatenate([[0], items])[np.searchsorted(ordered.query, np.arange(len(widths)))]
+        return ordered.take(kept | (allowed & (items - before[ordered.query] <= max_items)))
+
     def padded(self, values: Ints) -> Ints:
         """(b, ...) values of the beams -> (queries, most beams of a query, ...), zero where a query has fewer."""
         ranks = self.ranks()
@@ -202,14 +215,26 @@ class Search:
         parent, code, lo, hi = self.trie.children(front.lo, front.hi, self.level)
         row = front.row[parent]
         score = front.score[parent] + self.log_probs[row, code]
-        self.front = Front(front.query[parent], row, code, lo, hi, score).best(self.widths[self.live])
+        scored = Front(front.query[parent], row, code, lo, hi, score)
+        self.front = scored.best(self.widths[self.live])
         self.level += 1
+        self.fill(scored)
         if self.tails and self.level < self.trie.levels:
             self.finish_tails(self.one_id_each())
         self.leave(self.done())
         if len(self.live):
             codes, parents = self.inputs(self.front, self.front.code)
             self.output(self.decoder.step(self.state, codes, parents))
+
+    def fill(self, scored: Front) -> None:
+        """Let go of the queries whose beams hold few enough items, with more of their scored beams in addition."""
+        few = self.few_items()
+        if self.max_items and few.any():
+            scored = scored.of(few)
+            first_code = self.trie.columns[0][scored.lo]
+            filled = scored.filled(self.widths[self.live[few]], self.max_items, first_code)
+            self.record(filled, self.live[few], self.level)
+            self.drop(few)
 
     def finish_tails(self, queries: Mask) -> None:
         """These queries' beams are decided: score the rest of their IDs at once, and let them go."""

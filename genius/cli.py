@@ -335,15 +335,53 @@ def train(
     run_training(data, out, TrainConfig.read(config), cache)
 
 
-@app.command(epilog="Example: [bold]genius evaluate data/mbeir --model mini[/bold]")
+@app.command(
+    epilog="Example: [bold]genius evaluate data/mbeir --model mini[/bold]\n\n"
+    "Example: [bold]genius evaluate data/mbeir --split val --setting local --limit 200[/bold]"
+)
 def evaluate(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder in M-BEIR layout.", show_default=False)],
     model: Annotated[str, typer.Option(help="The bundled model's name, or a model folder.")] = "mini",
+    split: Annotated[str, typer.Option(help="Which queries and pools.")] = "test",
+    setting: Annotated[
+        list[str] | None, typer.Option(help="local (each task's own pool), global (all candidates), or both.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="exact, fused, generate, rerank, fast, codes; all unless given.")
+    ] = None,
+    beam: Annotated[int, typer.Option(help="Width of the beam search.")] = 50,
+    budget: Annotated[int, typer.Option(help="Most items that mode fast re-ranks.")] = 1000,
+    limit: Annotated[int | None, typer.Option(help="At most so many queries of each task, drawn at random.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all figures to this JSON file too.")] = None,
 ) -> None:
-    """Measure recall of exact search and of all three modes on a benchmark."""
-    from genius.evaluate import main_evaluate
+    """Measure the recall of exact search and of the three modes on a benchmark."""
+    from genius.evaluate import METHODS, SETTINGS, tables, write_scores
+    from genius.evaluate import evaluate as run_evaluation
+    from genius.mbeir import Benchmark
+    from genius.model import Genius
 
-    main_evaluate(data, model)
+    scores = run_evaluation(
+        Genius.from_pretrained(model),
+        Benchmark(data),
+        split,
+        _chosen(setting, SETTINGS),
+        _chosen(method, METHODS),
+        beam,
+        budget,
+        limit,
+        _out(),
+    )
+    for table in tables(scores):
+        _out().print(table)
+    if out is not None:
+        write_scores(scores, out)
+
+
+def _chosen(given: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
+    for name in given or []:
+        if name not in known:
+            raise GeniusError(f"There is no {name!r} here. Choose from {', '.join(known)}.")
+    return tuple(name for name in known if not given or name in given)
 
 
 if __name__ == "__main__":

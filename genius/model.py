@@ -23,7 +23,7 @@ from torch import Tensor
 
 from genius.decoder import Decoder, DecoderConfig
 from genius.encoders import Encoder, Prepared, Vectors, load_encoder
-from genius.errors import BadImage, BadItem, BadModel
+from genius.errors import BadImage, BadItem, BadModel, GeniusError
 from genius.fusion import Fusion
 from genius.images import load_image
 from genius.items import Item, Query, clean_text
@@ -113,8 +113,22 @@ class Genius:
 
     @property
     def fingerprint(self) -> str:
-        """Names the weights: two models with the same fingerprint give the same codes."""
-        return hashlib.sha256(self._bytes()).hexdigest()[:16]
+        """Names weights and settings: two models with the same fingerprint give the same codes."""
+        return hashlib.sha256(json.dumps(self._config()).encode() + self._bytes()).hexdigest()[:16]
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "encoder": self.encoder.config(),
+            "fusion": {"dim": self.fusion.dim, "hidden": self.fusion.hidden},
+            "quantizer": {
+                "dim": self.dim,
+                "codes_per_level": self.quantizer.codes_per_level,
+                "levels": self.quantizer.levels,
+                "shared": self.quantizer.shared,
+            },
+            "decoder": asdict(self.decoder.config),
+            "code_beams": self.code_beams,
+        }
 
     def _bytes(self) -> bytes:
         tensors: dict[str, Tensor] = {}
@@ -135,20 +149,7 @@ class Genius:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = self._bytes()
-        config = {
-            "format": FORMAT,
-            "digest": hashlib.sha256(weights).hexdigest(),
-            "encoder": self.encoder.config(),
-            "fusion": {"dim": self.fusion.dim, "hidden": self.fusion.hidden},
-            "quantizer": {
-                "dim": self.dim,
-                "codes_per_level": self.quantizer.codes_per_level,
-                "levels": self.quantizer.levels,
-                "shared": self.quantizer.shared,
-            },
-            "decoder": asdict(self.decoder.config),
-            "code_beams": self.code_beams,
-        }
+        config = {"format": FORMAT, "digest": hashlib.sha256(weights).hexdigest(), **self._config()}
         (folder / "model.safetensors").write_bytes(weights)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -160,8 +161,9 @@ class Genius:
         try:
             states = _split(load(weights))
             model = cls._build(config, states)
-        except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise BadModel(f"{folder} is not a model this version can load: {error}") from error
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError, GeniusError) as error:
+            reason = f"{error} is missing." if isinstance(error, KeyError) else error
+            raise BadModel(f"{folder} is not a model this version can load: {reason}") from error
         model.source = str(name)
         return model
 
@@ -181,10 +183,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
     """Configuration and weights of a model folder, complete and undamaged, or BadModel."""
     if not folder.is_dir():
         bundled = ", ".join(sorted(p.name for p in BUNDLED.glob("*") if p.is_dir()))
-        raise BadModel(f"There is no model {str(folder)!r}. Give the path of a model folder, or a bundled model: {bundled}.")
+        raise BadModel(f"There is no model {str(folder)!r}. Give a model folder's path, or a bundled model: {bundled}.")
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise BadModel(f"{folder} is not a whole model: {name} is missing. Copy the folder again, with all its files.")
+            raise BadModel(f"{folder} is not a whole model: {name} is missing. Copy the folder again, with all files.")
     try:
         config = json.loads((folder / "config.json").read_text())
         version, digest = config["format"], config["digest"]
@@ -194,7 +196,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
         raise BadModel(f"{folder} has format {version}; this version reads format {FORMAT}. Upgrade genius-search.")
     weights = (folder / "model.safetensors").read_bytes()
     if hashlib.sha256(weights).hexdigest() != digest:
-        raise BadModel(f"{folder / 'model.safetensors'} is damaged: its digest is not the one in config.json. Copy it again.")
+        file = folder / "model.safetensors"
+        raise BadModel(f"{file} is damaged: its digest is not the one in config.json. Copy it again.")
     return config, weights
 
 
@@ -222,5 +225,3 @@ def _in_threads(prepare: Any, things: Sequence[Any]) -> list[Prepared]:
         return [prepare(thing) for thing in things]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(prepare, things))
-
-

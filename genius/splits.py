@@ -73,7 +73,7 @@ def first_prompt(prompts: Sequence[str]) -> str:
 def read_split(
     benchmarks: Sequence[Benchmark], split: str, texts: Vocabulary, images: Vocabulary, choose: Choose = first_prompt
 ) -> SplitData:
-    """One split of some benchmarks, their candidates joined. New strings and pictures are added to `texts`, `images`."""
+    """One split of some benchmarks, their candidates joined. New strings and pictures go to `texts` and `images`."""
     tasks: list[TaskData] = []
     dids: list[str] = []
     text: list[int] = []
@@ -85,9 +85,13 @@ def read_split(
     def read_task(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> TaskData:
         queries = benchmark.queries(task, split)
         prompts = benchmark.prompts(task.dataset, task.query_modality, task.wanted)
-        missing = next((did for q in queries for did in q.positives if did not in rows), None)
-        if missing is not None:
-            raise BadData(f"{benchmark.root}: {task.name} names {missing}, which the global {split} pool does not hold.")
+        where = f"{benchmark.root}, {split}: {task.name}"
+        if not queries:
+            raise BadData(f"{where} has no queries. Remove its file, or fill it.")
+        alone = next((q.qid for q in queries if not q.positives), None)
+        if alone is not None:
+            raise BadData(f"{where} has a query, {alone}, without a right candidate. Remove it, or give it one.")
+        pool = None if split == "train" else [c.did for c in benchmark.iter_pool(task, split)]
         # Whether there is a picture, not which, decides what the string says.
         strings = [Query(q.text, q.image_path, choose(prompts), task.wanted).prompt() for q in queries]
         return TaskData(
@@ -95,8 +99,8 @@ def read_split(
             [q.qid for q in queries],
             np.array([texts.number(s) for s in strings]),
             np.array([picture(benchmark, q) for q in queries]),
-            [np.array([rows[did] for did in q.positives]) for q in queries],
-            None if split == "train" else np.array([rows[c.did] for c in benchmark.iter_pool(task, split)]),
+            [_rows(rows, q.positives, where) for q in queries],
+            None if pool is None else _rows(rows, pool, where),
         )
 
     for benchmark in benchmarks:
@@ -110,3 +114,10 @@ def read_split(
             image.append(picture(benchmark, candidate))
         tasks += [read_task(benchmark, task, rows) for task in benchmark.tasks(split)]
     return SplitData(tasks, dids, np.array(text), np.array(image))
+
+
+def _rows(rows: dict[str, int], dids: Sequence[str], where: str) -> np.ndarray:
+    missing = next((did for did in dids if did not in rows), None)
+    if missing is not None:
+        raise BadData(f"{where} names the candidate {missing}, which the global pool does not hold.")
+    return np.array([rows[did] for did in dids], dtype=np.int64)

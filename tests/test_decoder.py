@@ -202,12 +202,12 @@ def test_dropout_only_in_training() -> None:
 def test_dropout_zeroes_its_part_and_keeps_the_mean() -> None:
     torch.manual_seed(0)
     x = torch.ones(1001, 101, requires_grad=True)
-    y = dropout(x, 0.25)
+    y = dropout(x, 0.25, True)
     assert (y == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
     assert y.mean().item() == pytest.approx(1, abs=0.01)
     y.sum().backward()
     torch.testing.assert_close(x.grad, y.detach())  # what is dropped gets no gradient
-    assert dropout(x, 0.0) is x
+    assert dropout(x, 0.0, True) is x
 
 
 def test_it_learns() -> None:

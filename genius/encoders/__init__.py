@@ -38,11 +38,11 @@ class Vectors:
 
     @property
     def has_image(self) -> np.ndarray:
-        return self.image.any(axis=1)
+        return (self.image != 0).any(axis=1)
 
     @property
     def has_text(self) -> np.ndarray:
-        return self.text.any(axis=1)
+        return (self.text != 0).any(axis=1)
 
     @property
     def modality(self) -> np.ndarray:
@@ -62,7 +62,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One item or query ready for an encoder: its decoded picture as the encoder takes it, and its text ("" if none)."""
+    """One item or query ready for an encoder: its picture as the encoder takes it, and its text ("" if none)."""
 
     pixels: np.ndarray | None
     text: str

@@ -38,7 +38,7 @@ class _Graph:
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
 
-    def constant(self, value: np.ndarray) -> str:
+    def constant(self, value: np.ndarray | np.float32) -> str:
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
@@ -50,13 +50,14 @@ class _Graph:
 
     def conv(self, x: str, conv: torch.nn.Conv2d, norm: torch.nn.BatchNorm2d, clip: bool) -> str:
         """Convolution with its batch norm folded in, and ReLU6 where `clip`."""
-        scale = (norm.weight / torch.sqrt(norm.running_var + norm.eps)).detach()
+        mean, variance = norm.running_mean, norm.running_var
+        assert mean is not None
+        assert variance is not None
+        scale = (norm.weight / torch.sqrt(variance + norm.eps)).detach()
         weight = (conv.weight * scale[:, None, None, None]).detach().numpy()
-        bias = (norm.bias - norm.running_mean * scale).detach().numpy()
-        stride = list(conv.stride)
-        x = self.node(
-            "Conv", x, self.constant(weight), self.constant(bias), auto_pad="SAME_UPPER", strides=stride, group=conv.groups
-        )
+        bias = (norm.bias - mean * scale).detach().numpy()
+        shape: dict[str, Any] = {"auto_pad": "SAME_UPPER", "strides": list(conv.stride), "group": conv.groups}
+        x = self.node("Conv", x, self.constant(weight), self.constant(bias), **shape)
         if not clip:
             return x
         return self.node("Clip", x, self.constant(np.float32(0)), self.constant(np.float32(6)))
@@ -91,6 +92,7 @@ def build_graph() -> bytes:
     g.node("Flatten", g.node("GlobalAveragePool", x), output="pooled")
     weight, bias = network._fc.weight.detach().numpy(), network._fc.bias.detach().numpy()
     g.node("Gemm", "pooled", g.constant(weight), g.constant(bias), transB=1, output="logits")
+    shapes: dict[str, list[str | int | None]]
     shapes = {"map": ["n", CHANNELS, GRID], "pooled": ["n", POOLED], "logits": ["n", CLASSES]}
     graph = helper.make_graph(
         g.nodes,

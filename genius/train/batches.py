@@ -22,9 +22,6 @@ class Pairs:
         positives = [p for t in tasks for p in t.positives]
         self._first = np.concatenate([[0], np.cumsum([len(p) for p in positives])])
         self._positives = np.concatenate(positives)
-        owners = np.repeat(np.arange(len(positives)), np.diff(self._first))
-        self._candidates = len(split.text)
-        self._known = np.unique(owners * self._candidates + self._positives)
         sizes = np.array([len(t) for t in tasks])
         self._starts, self._sizes = np.cumsum(sizes) - sizes, sizes
         self._shares = sizes**balance / (sizes**balance).sum()
@@ -41,6 +38,9 @@ class Pairs:
 
     def false_negatives(self, queries: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         """(n, n) bool: candidate j is right for query i too, though it was drawn for another (or drawn twice)."""
-        right = np.isin(queries[:, None] * self._candidates + candidates, self._known)
+        counts = np.diff(self._first)[queries]
+        starts = np.cumsum(counts) - counts
+        at = np.repeat(self._first[queries] - starts, counts) + np.arange(counts.sum())
+        right = np.logical_or.reduceat(self._positives[at][:, None] == candidates, starts)
         np.fill_diagonal(right, False)
         return right

@@ -22,8 +22,7 @@ class EncoderStageConfig:
 
     steps: int = 1500
     batch: int = 512
-    rate: float = 1e-3  # learning rate of the new layers
-    text_layer_rate: float = 1e-4  # of the last layer of MiniLM, which starts from its published weights
+    rate: float = 1e-3
     weight_decay: float = 0.05
     temperature: float = 0.05  # tau of Eq. 2; the paper's 0.01 is for CLIP, which starts aligned
     warmup: int = 100

@@ -24,7 +24,7 @@ class TrainingData:
         def choose(prompts: Sequence[str]) -> str | None:
             if rng.random() < derived_prompts:
                 return None
-            return prompts[rng.integers(len(prompts))]
+            return prompts[int(rng.integers(len(prompts)))]
 
         self.train = read_split(benchmarks, "train", self.texts, self.images, choose)
         self.val = read_split(benchmarks, "val", self.texts, self.images)

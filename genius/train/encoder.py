@@ -9,9 +9,9 @@ from torch import Tensor
 
 from genius.encoders.mini import Heads, encode_states
 from genius.encoders.minilm import TokenStates
+from genius.splits import SplitData
 from genius.train.batches import Pairs
 from genius.train.config import EncoderStageConfig
-from genius.splits import SplitData
 from genius.train.data import TrainingData
 from genius.train.features import ImageFeatures
 from genius.train.loop import Stage, step_rng
@@ -42,11 +42,8 @@ class EncoderStage(Stage):
         self.pairs = Pairs(data.train, config.balance)
         self.steps, self.warmup, self.validate_every = config.steps, config.warmup, config.validate_every
         self.average = config.average
-        tuned = list(heads.text_layer.parameters())
-        fresh = [p for name, p in heads.named_parameters() if not name.startswith("text_layer.")]
         self.groups: list[dict[str, Any]] = [
-            {"params": fresh, "lr": config.rate, "weight_decay": config.weight_decay},
-            {"params": tuned, "lr": config.text_layer_rate, "weight_decay": config.weight_decay},
+            {"params": list(heads.parameters()), "lr": config.rate, "weight_decay": config.weight_decay}
         ]
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:

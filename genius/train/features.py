@@ -16,7 +16,7 @@ from rich.console import Console
 
 from genius.encoders import efficientnet
 from genius.encoders.efficientnet import EfficientNetLite2, to_pixels
-from genius.encoders.minilm import LAYERS, MAX_TOKENS, WIDTH, MiniLM, TokenStates
+from genius.encoders.minilm import MAX_TOKENS, WIDTH, MiniLM, TokenStates
 from genius.images import load_image
 from genius.train.loop import progress_bar, write_atomically
 
@@ -102,11 +102,11 @@ def _view(image: Image.Image, view: int, row: int) -> np.ndarray:
 
 
 def text_features(texts: Sequence[str], cache: Path, console: Console) -> TokenStates:
-    """Token states after all layers but the last, which is trained."""
-    backbone = MiniLM(LAYERS - 1)
+    """Token states of all texts."""
+    backbone = MiniLM()
     ids = backbone.tokenize(texts)
     batches, offsets = backbone.plan(ids)
-    store = _Cache(cache / _digest(f"texts{MAX_TOKENS}", texts), {"states": (int(offsets[-1]), WIDTH)})
+    store = _Cache(cache / _digest(f"texts-{MAX_TOKENS}", texts), {"states": (int(offsets[-1]), WIDTH)})
     states = store.arrays["states"]
     with progress_bar(console) as progress:
         bar = progress.add_task("texts", total=len(texts), note="")

@@ -1,8 +1,8 @@
 """The loop that the three stages share: steps, schedule, validation, averaging, checkpoints, log and progress bar.
 
-Knows nothing of what is trained. A stage is a module, its parameter groups, a loss for step `i` and a validation score.
-Step `i` must depend on the seed, on `i` and on the weights alone (`step_rng`), so that a run that was killed and resumed
-ends where an uninterrupted one does.
+Knows nothing of what is trained. A stage is a module, its parameter groups, a loss for step `i` and a validation
+score. Step `i` must depend on the seed, on `i` and on the weights alone (`step_rng`), so that a run that was killed and
+resumed ends where an uninterrupted one does.
 """
 
 import json
@@ -26,7 +26,7 @@ CHECKPOINT_SECONDS = 60.0
 
 
 class Stage(ABC):
-    """One stage of training. `module` holds all of its state; `groups` are AdamW's parameter groups with their rates."""
+    """One stage of training. `module` holds all of its state; `groups` are AdamW's parameter groups with rates."""
 
     name: str
     module: nn.Module
@@ -85,7 +85,7 @@ class _Run:
 
     def __init__(self, stage: Stage, path: Path) -> None:
         self.stage, self.path = stage, path
-        self.parameters = [p for p in stage.module.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in stage.module.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(stage.groups, betas=(0.9, 0.98))
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.average = [p.detach().clone() for p in self.parameters] if stage.average else []
@@ -128,7 +128,7 @@ class _Run:
         if self.average:
             decay = min(self.stage.average, (step + 1) / (step + 10))
             with torch.no_grad():
-                torch._foreach_lerp_(self.average, self.parameters, 1 - decay)  # type: ignore[attr-defined]
+                torch._foreach_lerp_(self.average, self.parameters, 1 - decay)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -151,7 +151,7 @@ _PARTS = ("module", "best", "average", "optimizer")
 
 
 def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
-    """Trains `stage` to its end, going on from a checkpoint in `folder` if there is one; leaves it with its best weights."""
+    """Trains `stage` to its end, from its checkpoint in `folder` if there is one; leaves it with its best weights."""
     run = _Run(stage, folder / f"{stage.name}.safetensors")
     log = folder / "log.jsonl"
     if run.path.exists():
@@ -166,7 +166,7 @@ def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
             run.update(loss)
             run.facts["step"] += 1
             step = run.facts["step"]
-            last = step == stage.steps
+            last = step >= stage.steps
             figures = {"loss": float(loss.detach()), **figures}
             if last or step % stage.validate_every == 0:
                 figures |= {f"val_{k}": v for k, v in run.validate().items()}
@@ -174,7 +174,8 @@ def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
             elif step % 10:
                 figures = {}
             if figures:
-                _append(log, {"stage": stage.name, "step": step, "seconds": round(time.monotonic() - started, 1), **figures})
+                seconds = round(time.monotonic() - started, 1)
+                _append(log, {"stage": stage.name, "step": step, "seconds": seconds, **figures})
             progress.update(bar, completed=step)
             if last or time.monotonic() - saved > CHECKPOINT_SECONDS:
                 run.facts |= {"seconds": time.monotonic() - started, "done": last}

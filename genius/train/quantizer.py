@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from genius.fusion import Fusion
 from genius.quantizer import Quantizer
+from genius.splits import SplitData
 from genius.train.batches import Pairs
 from genius.train.config import QuantizerStageConfig
-from genius.splits import SplitData
 from genius.train.data import TrainingData
 from genius.train.encoder import contrastive_loss
 from genius.train.loop import Stage, step_rng
@@ -36,6 +36,7 @@ class QuantizerStage(Stage):
     def __init__(self, data: TrainingData, vectors: FrozenVectors, config: QuantizerStageConfig, seed: int) -> None:
         dim = vectors.texts.shape[1]
         self.data, self.vectors, self.config, self.seed = data, vectors, config, seed
+        torch.manual_seed(seed)
         self.fusion = Fusion(dim, config.fusion_hidden, config.dropout)
         self.quantizer = Quantizer(
             dim, config.codes_per_level, config.levels, config.shared, decay=config.decay, seed=seed

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from torch import nn
 
 from genius.encoders.mini import Heads, MiniEncoder
 from genius.errors import BadData
@@ -57,9 +58,9 @@ def train(
 
     torch.manual_seed(config.seed)
     heads = Heads(config.heads)
-    heads.start_from_published()
     with times("encoder"):
         run_stage(EncoderStage(heads, data, texts, views, config.encoder, config.seed), folder, console)
+    as_saved(heads)
     with times("vectors"):
         vectors = FrozenVectors(
             _kept(folder / "texts.npy", lambda: text_vectors(heads, texts, np.arange(len(texts)))),
@@ -71,6 +72,8 @@ def train(
             with console.status("k-means"):
                 quantized.start()
         run_stage(quantized, folder, console)
+    as_saved(quantized.fusion)
+    as_saved(quantized.quantizer)
     with times("decoder"):
         decoded = DecoderStage(data, quantized, config.decoder, config.seed)
         run_stage(decoded, folder, console)
@@ -83,6 +86,14 @@ def train(
     console.print(f"Model saved in {out} ({times}). Curves: {folder / 'curves.png'}")
     console.print(f"Next: genius evaluate DATA --model {out}")
     return Genius.from_pretrained(out)
+
+
+@torch.no_grad()
+def as_saved(module: nn.Module) -> None:
+    """Rounds to the float16 values that the model folder will hold, so that later stages learn from exactly these."""
+    for value in (*module.parameters(), *module.buffers()):
+        if value.is_floating_point():
+            value.copy_(value.half())
 
 
 def _same_run(path: Path, facts: dict[str, Any]) -> None:

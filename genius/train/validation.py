@@ -24,7 +24,8 @@ def recall(split: SplitData, queries: Sequence[np.ndarray], candidates: np.ndarr
         scores = torch.from_numpy(vectors) @ torch.from_numpy(candidates[task.pool]).T
         own = (task.image[:, None] >= 0) & (task.image[:, None] == split.image[task.pool])
         scores.masked_fill_(torch.from_numpy(own), -torch.inf)
-        best = task.pool[scores.topk(min(AT, len(task.pool)), dim=1).indices.numpy()]
+        top = scores.topk(min(AT, len(task.pool)), dim=1)
+        best = np.where(np.isfinite(top.values.numpy()), task.pool[top.indices.numpy()], -1)
         hits = [np.isin(found, right).any() for found, right in zip(best, task.positives, strict=True)]
         figures[task.task.name] = 100 * float(np.mean(hits))
     return {"score": float(np.mean(list(figures.values()))), **figures}

@@ -1,0 +1,47 @@
+# Each target does its own set-up in .venv; a second call finds it done. `make` alone shows the targets.
+
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := $(shell grep '^torch==' constraints.txt)
+CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
+
+.PHONY: help demo test lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo   install, index about 10,000 emoji, ask eight questions and write a gallery"
+	@echo "make test   all checks: lint, then the tests"
+	@echo "make lint   ruff (rules and format) and mypy"
+	@echo "make clean  remove the virtual environment and caches (not demo/)"
+	@echo
+	@echo "Python 3.11 or newer is needed; choose one with: make test PYTHON=python3.12"
+
+demo: .venv/.installed-demo
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(CORES)} $(BIN)/genius demo
+	@echo
+	@echo "The command genius is in $(BIN). Before you type it: source $(BIN)/activate"
+
+# The tests' tensors are tiny: one thread is fastest, and gives the same last digits on every machine.
+test: lint
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One stamp for each set of extras (see pyproject.toml). torch goes first, so that no other package chooses its version.
+.venv/.installed-%: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "GENIUS needs Python 3.11 or newer, and $(PYTHON) is older or missing." >&2; \
+	  echo "Install one and name it, for example: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { \
+	  echo "The virtual environment .venv could not be made. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "Installing into .venv. The first time this takes a few minutes."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find genius tests examples -name __pycache__ -type d -exec rm -rf {} +

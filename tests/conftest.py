@@ -1,0 +1,39 @@
+"""What several test modules share: the frozen backbones, loaded once."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from genius.encoders.efficientnet import EfficientNetLite2
+    from genius.encoders.mini import MiniEncoder
+    from genius.encoders.minilm import MiniLM
+
+
+@pytest.fixture(scope="session")
+def minilm() -> "MiniLM":
+    from genius.encoders.minilm import MiniLM
+
+    return MiniLM()
+
+
+@pytest.fixture(scope="session")
+def efficientnet() -> "EfficientNetLite2":
+    from genius.encoders.efficientnet import EfficientNetLite2
+
+    return EfficientNetLite2(threads=1)
+
+
+@pytest.fixture(scope="session")
+def mini() -> "MiniEncoder":
+    """The `mini` encoder, its heads small and random: no part of them is zero, as it is before training."""
+    import torch
+
+    from genius.encoders.mini import Heads, HeadsConfig, MiniEncoder
+
+    torch.manual_seed(0)
+    heads = Heads(HeadsConfig(dim=32, hidden=16))
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    return MiniEncoder(heads)

