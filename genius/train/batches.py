@@ -12,9 +12,11 @@ class Pairs:
     """All queries of a split as one list, drawn task by task.
 
     A task of n queries is drawn in proportion to n ** balance: 1 follows the data, 0 gives every task the same share.
+    A batch is made of draws of `mix` tasks: the fewer, the more alike its candidates are, and the harder to tell apart.
     """
 
-    def __init__(self, split: SplitData, balance: float) -> None:
+    def __init__(self, split: SplitData, balance: float, mix: int) -> None:
+        self.mix = mix
         tasks = split.tasks
         self.text = np.concatenate([t.text for t in tasks])
         self.image = np.concatenate([t.image for t in tasks])
@@ -31,7 +33,7 @@ class Pairs:
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         """At most n different queries, and a right candidate for each."""
-        task = rng.choice(len(self._sizes), n, p=self._shares)
+        task = rng.choice(rng.choice(len(self._sizes), self.mix, p=self._shares), n)
         queries = np.unique(self._starts[task] + (rng.random(n) * self._sizes[task]).astype(np.int64))
         count = np.diff(self._first)[queries]
         return queries, self._positives[self._first[queries] + (rng.random(len(queries)) * count).astype(np.int64)]

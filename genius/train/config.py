@@ -20,7 +20,7 @@ from genius.errors import BadData
 class EncoderStageConfig:
     """Stage 1, Eq. 2."""
 
-    steps: int = 1500
+    steps: int = 2000
     batch: int = 512
     rate: float = 1e-3
     weight_decay: float = 0.05
@@ -28,7 +28,8 @@ class EncoderStageConfig:
     warmup: int = 100
     average: float = 0.995  # decay of the moving average of the weights; 0 keeps the last weights
     balance: float = 0.5  # a task of n queries is drawn in proportion to n ** balance
-    views: int = 2  # of each training picture: the whole, and crops of it
+    mix: int = 6  # tasks that a batch is drawn from; fewer make its candidates harder to tell apart
+    views: int = 1  # of each training picture: the whole, and crops of it
     validate_every: int = 250
 
 
@@ -46,7 +47,7 @@ class QuantizerStageConfig:
     gamma: float = 100.0  # weight of L_mse
     temperature: float = 0.05
     decay: float = 0.99  # of the codebooks' moving averages
-    code_beams: int = 8  # partial sums kept while the final codes of an item are chosen
+    code_beams: int = 1  # partial sums kept while the final codes of an item are chosen
     sample: int = 65536  # vectors that k-means starts from
     steps: int = 1500
     batch: int = 512
@@ -54,6 +55,7 @@ class QuantizerStageConfig:
     weight_decay: float = 0.01
     warmup: int = 100
     balance: float = 0.5
+    mix: int = 6
     validate_every: int = 250
 
 
@@ -62,7 +64,7 @@ class DecoderStageConfig:
     """Stage 3, Eqs. 9 to 11. The paper: T5-small (512, 6 layers, 8 heads, 2048), prefix 30, 30 epochs, rate 1e-4."""
 
     d_model: int = 256
-    layers: int = 4
+    layers: int = 3
     heads: int = 8
     d_kv: int = 32
     d_ff: int = 1024
@@ -76,14 +78,15 @@ class DecoderStageConfig:
     whole: float = 0.25  # part of the steps that train whole IDs
     augmentation: str = "interpolate"  # "interpolate" (Eq. 11), "published" (per dimension, square roots), "none"
     alpha: float = 2.0  # of Beta(alpha, alpha)
-    epochs: float = 12.0
+    epochs: float = 9.0
     batch: int = 256
     rate: float = 1e-3
     weight_decay: float = 0.01
     warmup: int = 200
     average: float = 0.999
     balance: float = 0.7
-    validate_every: int = 1000
+    mix: int = 64
+    validate_every: int = 1250
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from genius.train.loop import Stage, step_rng
 from genius.train.quantizer import QuantizerStage
 from genius.trie import Trie
 
-VALIDATION_QUERIES = 200  # of each task
+VALIDATION_QUERIES = 100  # of each task
 VALIDATION_BEAM = 20
 
 
@@ -36,7 +36,7 @@ class DecoderStage(Stage):
 
     def __init__(self, data: TrainingData, quantized: QuantizerStage, config: DecoderStageConfig, seed: int) -> None:
         self.data, self.config, self.seed = data, config, seed
-        self.pairs = Pairs(data.train, config.balance)
+        self.pairs = Pairs(data.train, config.balance, config.mix)
         self.steps = max(1, round(config.epochs * len(self.pairs) / config.batch))
         self.warmup, self.validate_every, self.average = config.warmup, config.validate_every, config.average
         quantizer, vectors = quantized.quantizer, quantized.vectors

@@ -39,7 +39,7 @@ class EncoderStage(Stage):
         self.module, self.data, self.texts, self.views = heads, data, texts, views
         self.config, self.seed = config, seed
         self.heads = heads
-        self.pairs = Pairs(data.train, config.balance)
+        self.pairs = Pairs(data.train, config.balance, config.mix)
         self.steps, self.warmup, self.validate_every = config.steps, config.warmup, config.validate_every
         self.average = config.average
         self.groups: list[dict[str, Any]] = [

@@ -42,7 +42,7 @@ class QuantizerStage(Stage):
             dim, config.codes_per_level, config.levels, config.shared, decay=config.decay, seed=seed
         )
         self.module = nn.ModuleDict({"fusion": self.fusion, "quantizer": self.quantizer})
-        self.pairs = Pairs(data.train, config.balance)
+        self.pairs = Pairs(data.train, config.balance, config.mix)
         self.groups: list[dict[str, Any]] = [
             {"params": list(self.fusion.parameters()), "lr": config.rate, "weight_decay": config.weight_decay}
         ]
@@ -73,7 +73,7 @@ class QuantizerStage(Stage):
         weights = self.config
         # Eq. 8; L_rq is taken per dimension, as L_mse is, so that beta and gamma mean the same for both.
         total = weights.contrastive * contrastive + weights.beta * both.loss / z_q.shape[1] + weights.gamma * mse
-        return total, {"contrastive": float(contrastive), "rq": float(both.loss), "mse": float(mse)}
+        return total, {"contrastive": contrastive.item(), "rq": both.loss.item(), "mse": mse.item()}
 
     def validate(self) -> dict[str, float]:
         """Recall of exact search among the quantized vectors alone: what the codes still know."""

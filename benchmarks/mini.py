@@ -1,0 +1,78 @@
+"""How fast the parts of `mini` are: encoding, codes, trie, search. Prints a table.
+
+    python benchmarks/mini.py [--threads 2]
+
+Pictures are random noise (a network's speed does not depend on what it sees) and texts are sentences of common words;
+the IDs of the trie are random, which is the worst case for it.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from genius import Genius
+from genius.encoders import Prepared, Vectors
+from genius.searcher import Searcher
+from genius.trie import Trie
+
+WORDS = ("a", "man", "dog", "is", "riding", "two", "red", "small", "on", "the", "street", "near", "table", "water")
+
+
+def seconds(work: Callable[[], object], repeats: int = 3) -> float:
+    """The best of some runs, after one to warm up."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", default="mini")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rng = np.random.default_rng(0)
+    model = Genius.from_pretrained(arguments.model)
+    table = Table("what", "figure", title=f"{arguments.model}, {arguments.threads} threads", title_justify="left")
+
+    pictures = [Image.fromarray(rng.integers(0, 255, (480, 640, 3), dtype=np.uint8)) for _ in range(16)]
+    prepared = [Prepared(model.encoder.pixels(p), "") for p in pictures]
+    table.add_row("pictures encoded a second, batch 16", f"{16 / seconds(lambda: model.encode(prepared)):.0f}")
+    texts = [Prepared(None, " ".join(rng.choice(WORDS, 10)).capitalize() + ".") for _ in range(512)]
+    table.add_row("texts of ten words encoded a second", f"{512 / seconds(lambda: model.encode(texts)):.0f}")
+
+    vectors = Vectors(*(rng.standard_normal((20_000, model.dim), dtype=np.float32) for _ in range(2)))
+    table.add_row(
+        "codes assigned a second, from ready vectors", f"{20_000 / seconds(lambda: model.codes(vectors)):,.0f}"
+    )
+
+    for count, sizes in ((1_000_000, (3, *[4096] * 8)), (1_000_000, model.sizes)):
+        codes = np.stack([rng.integers(0, size, count, dtype=np.uint16) for size in sizes], axis=1)
+        trie = Trie(codes)
+        name = f"trie of {count:,} IDs of {len(sizes)} codes"
+        table.add_row(name, f"{seconds(lambda c=codes: Trie(c), 1):.2f} s, {trie.nbytes / count:.1f} bytes an item")
+
+    codes = np.stack([rng.integers(0, size, 100_000, dtype=np.uint16) for size in model.sizes], axis=1)
+    embeddings = rng.standard_normal((100_000, model.dim), dtype=np.float32)
+    searcher = Searcher(model, codes, embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True))
+    queries = vectors[:32]
+    fused, embedding = model.fuse(queries), queries.embedding()
+    for mode in ("generate", "rerank", "fast"):
+        for batch in (1, 32):
+            spent = seconds(lambda m=mode, b=batch: searcher.search(fused[:b], embedding[:b], mode=m)) / batch
+            table.add_row(f"{mode}, 100,000 random IDs, batch {batch}", f"{1000 * spent:.1f} ms a query")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
