@@ -231,7 +231,7 @@ class Search:
         few = self.few_items()
         if self.max_items and few.any():
             scored = scored.of(few)
-            first_code = self.trie.columns[0][scored.lo]
+            first_code = self.trie.columns[0][scored.lo].astype(np.int64)
             filled = scored.filled(self.widths[self.live[few]], self.max_items, first_code)
             self.record(filled, self.live[few], self.level)
             self.drop(few)

@@ -107,7 +107,7 @@ def test_a_query_is_encoded_with_its_instruction() -> None:
 
 def test_pictures_are_decoded_in_parallel_and_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    all_four = threading.Barrier(4, timeout=60)  # passes only when four threads have come to it
+    all_four = threading.Barrier(4, timeout=300)  # passes only when four threads have come to it
 
     class Meeting(TinyEncoder):
         def pixels(self, image: object) -> np.ndarray:

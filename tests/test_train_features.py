@@ -1,6 +1,5 @@
 """Cached features: computed once, resumed where a run stopped, and the right picture in every row."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from genius.encoders.minilm import MAX_TOKENS, MiniLM
+from genius.encoders.minilm import MiniLM
 from genius.errors import BadImage
 from genius.train import features
 from genius.train.features import CROP_AREA, ImageFeatures, text_features
@@ -40,12 +39,11 @@ class Backbone:
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backbone above, in blocks of four pictures."""
     monkeypatch.setattr(features, "EfficientNetLite2", Backbone)
     monkeypatch.setattr(features, "IMAGE_BLOCK", 4)
     Backbone.lives, Backbone.seen = 10**6, []
-    yield
 
 
 @pytest.fixture
@@ -136,13 +134,13 @@ def test_views_are_crops_mirrored_every_other_time_and_always_the_same() -> None
 
 # Texts
 
-TEXTS = [f"{'word ' * (n % 7)}number {n}" for n in range(40)]
+TEXTS = [f"{'word ' * (n % 3 + 6)}number {n}" for n in range(60)]
 
 
 @pytest.fixture
 def in_small_batches(minilm: MiniLM, monkeypatch: pytest.MonkeyPatch) -> MiniLM:
     monkeypatch.setattr(features, "MiniLM", lambda: minilm)
-    monkeypatch.setattr("genius.encoders.minilm.TOKENS_A_BATCH", MAX_TOKENS // 8)
+    monkeypatch.setattr("genius.encoders.minilm.TOKENS_A_BATCH", 16)
     return minilm
 
 

@@ -271,3 +271,14 @@ class _Maker:
 
     def group_did(self, slug: str) -> str:
         return f"{DATASET_ID}:{_CANDIDATE_BASE['group'] + list(self.group_text).index(slug)}"
+
+
+if __name__ == "__main__":
+    import sys
+
+    from rich.console import Console
+
+    if len(sys.argv) != 2:
+        sys.exit("Usage: python -m genius.demo.benchmark FOLDER")
+    counts = write_emoji_benchmark(sys.argv[1])
+    Console().print(f"{sys.argv[1]}: queries by split: {counts}")

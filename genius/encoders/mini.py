@@ -29,7 +29,7 @@ TOKENS_A_BATCH = 8192
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """Shape of the heads. dim: of the vectors; hidden: of the residual layers; *_glances: learned queries of a tower."""
+    """Shape of the heads. dim: of the vectors; hidden: of residual layers; *_glances: learned queries of a tower."""
 
     dim: int = 256
     hidden: int = 1024

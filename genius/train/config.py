@@ -71,7 +71,7 @@ class DecoderStageConfig:
     prefix: int = 16
     dropout: float = 0.1
     whole_vocabulary: bool = False  # normalise over all levels' codes, as the published model does
-    skip: bool = True  # a linear path from the query to every level's codes, started from the codebooks; not in the paper
+    skip: bool = True  # a linear path from the query to each level's codes, started from the codebooks; ours
     skip_gain: float = 10.0  # how sharp that path starts
     plain: float = 0.5  # part of the queries that are trained on as they are, not augmented
     short: int = 5  # semantic levels of a shortened ID; the first levels decide nearly every search

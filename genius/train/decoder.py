@@ -105,5 +105,3 @@ def _fuse(quantized: QuantizerStage, text: np.ndarray, image: np.ndarray) -> Ten
     """z of queries, (n, d)."""
     parts = zip(np.array_split(text, 32), np.array_split(image, 32), strict=True)
     return torch.cat([quantized.fusion(*quantized.vectors.pair(t, i)) for t, i in parts])
-
-

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.console import Console
 from torch import nn
 
 from genius.encoders.mini import Heads, MiniEncoder
-from genius.errors import BadData
+from genius.errors import BadData, GeniusError
 from genius.model import Genius
 from genius.train.config import TrainConfig
 from genius.train.curves import draw_curves
@@ -38,6 +39,8 @@ def train(
 ) -> Genius:
     """Trains a model on benchmarks in M-BEIR layout (train split; choices are made on val) and saves it to `out`."""
     console = console or Console()
+    if find_spec("matplotlib") is None:
+        raise GeniusError('Training draws its curves with matplotlib: pip install "genius-search[train]"')
     folder = out / "training"
     folder.mkdir(parents=True, exist_ok=True)
     _same_run(folder / "run.json", {"data": [str(Path(r).resolve()) for r in roots], "config": asdict(config)})
