@@ -155,8 +155,9 @@ class Genius:
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str]) -> "Genius":
-        """The bundled model `mini`, or the model in a folder."""
-        folder = BUNDLED / str(name) if (BUNDLED / str(name)).is_dir() and not Path(name).is_dir() else Path(name)
+        """The bundled model `mini`, or the model in a folder (`./mini` if a folder has the name of a bundled model)."""
+        bundled = BUNDLED / str(name)
+        folder = bundled if os.sep not in str(name) and bundled.is_dir() else Path(name)
         config, weights = _read(folder)
         try:
             states = _split(load(weights))

@@ -138,6 +138,33 @@ def test_stopping_early_keeps_all_candidates(
 
 
 @exact
+@given(collections(), st.integers(1, 3), st.integers(1, 30), st.integers(0, 3))
+def test_what_is_left_of_the_budget_is_filled_best_first(
+    codes: NDArray[np.uint16], width: int, max_items: int, seed: int
+) -> None:
+    decoder, trie, z = decoder_of(codes.shape[1], seed), Trie(codes), queries_of(1, seed)
+    (fast,) = beam_search(decoder, trie, z, width, max_items=max_items)
+    if fast.level == 1 or len(fast) <= width:
+        return  # everything fitted, or nothing was left
+    assert fast.items <= max_items
+    assert (np.diff(fast.logprob) <= 1e-6).all()
+    first = trie.ids(fast.lo)[:, 0]
+    assert (first[width:] == first[0]).all()
+    # All nodes that the search has scored at this level: children of the best `width` nodes above.
+    rows = as_rows(codes)
+    above = slow_beam_search(decoder, z, [row[: fast.level - 1] for row in rows], width)
+    nodes = sorted({row[: fast.level] for row in rows if any(row[: fast.level - 1] == path for path, _ in above)})
+    found = [tuple(row) for row in trie.ids(fast.lo)[:, : fast.level].tolist()]
+    left = max_items - fast.items
+    missing = [node for node in nodes if node not in found and node[0] == first[0]]
+    scores = scores_of(decoder, z, nodes)
+    if missing:
+        best = max(missing, key=lambda node: scores[node])
+        assert sum(row[: fast.level] == best for row in rows) > left
+        assert scores[best] <= fast.logprob[-1] + 1e-4
+
+
+@exact
 @given(collections(), st.integers(1, 6), st.integers(0, 2))
 def test_a_wanted_modality_searches_its_subtree_only(codes: NDArray[np.uint16], width: int, modality: int) -> None:
     decoder, trie, z = decoder_of(codes.shape[1], 2), Trie(codes), queries_of(1, 2)

@@ -224,13 +224,17 @@ def test_a_fingerprint_names_all_that_decides_the_codes() -> None:
 def test_a_bundled_name_and_a_folder_of_that_name(
     tiny: Genius, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder in the working directory goes before a bundled model of the same name."""
+    """A bare name is the bundled model's, wherever one stands; a path is always a folder's."""
     monkeypatch.setattr(module, "BUNDLED", tmp_path / "bundled")
     tiny.save_pretrained(tmp_path / "bundled" / "mini")
     monkeypatch.chdir(tmp_path)
     assert Genius.from_pretrained("mini").fingerprint == tiny.fingerprint
     tiny_model(seed=3).save_pretrained("mini")
-    assert Genius.from_pretrained("mini").fingerprint == tiny_model(seed=3).fingerprint
+    tiny_model(seed=4).save_pretrained("mine")
+    assert Genius.from_pretrained("mini").fingerprint == tiny.fingerprint
+    for path in ("./mini", tmp_path / "mini"):
+        assert Genius.from_pretrained(path).fingerprint == tiny_model(seed=3).fingerprint
+    assert Genius.from_pretrained("mine").fingerprint == tiny_model(seed=4).fingerprint
     with pytest.raises(BadModel, match=r"no model 'maxi'.*bundled model: mini\."):
         Genius.from_pretrained("maxi")
 

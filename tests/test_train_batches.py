@@ -17,7 +17,7 @@ positives = st.lists(st.integers(0, CANDIDATES - 1), min_size=1, max_size=4)
 tasks = st.lists(st.lists(positives, min_size=1, max_size=8), min_size=1, max_size=4)
 
 
-def make(right: list[list[list[int]]], balance: float = 1.0) -> Pairs:
+def make(right: list[list[list[int]]], balance: float = 1.0, mix: int = 8) -> Pairs:
     """right: for each task, for each query, its right candidates. The text of query i is i, its picture 100 + i."""
     number = count()
     made = []
@@ -26,7 +26,7 @@ def make(right: list[list[list[int]]], balance: float = 1.0) -> Pairs:
         rows = [np.array(some) for some in queries]
         made.append(TaskData(Task("d", id), [str(n) for n in text], text, 100 + text, rows, None))
     none = np.full(CANDIDATES, -1)
-    return Pairs(SplitData(made, [f"c{n}" for n in range(CANDIDATES)], np.arange(CANDIDATES), none), balance)
+    return Pairs(SplitData(made, [f"c{n}" for n in range(CANDIDATES)], np.arange(CANDIDATES), none), balance, mix)
 
 
 @settings(max_examples=100, deadline=None)
@@ -42,12 +42,12 @@ def test_false_negatives_against_brute_force(right: list[list[list[int]]], seed:
 
 
 @settings(max_examples=100, deadline=None)
-@given(tasks, st.integers(0, 1000), st.integers(1, 20), st.sampled_from([0.0, 0.5, 1.0]))
+@given(tasks, st.integers(0, 1000), st.integers(1, 20), st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 5))
 def test_draws_are_different_queries_with_a_right_candidate_each(
-    right: list[list[list[int]]], seed: int, n: int, balance: float
+    right: list[list[list[int]]], seed: int, n: int, balance: float, mix: int
 ) -> None:
     flat = [some for queries in right for some in queries]
-    pairs = make(right, balance)
+    pairs = make(right, balance, mix)
     assert len(pairs) == len(flat)
     queries, candidates = pairs.draw(np.random.default_rng(seed), n)
     assert 1 <= len(queries) <= n
@@ -68,6 +68,15 @@ def test_the_wanted_kind_text_and_picture_follow_the_query() -> None:
     assert pairs.wanted.tolist() == [0, 1, 1]
     assert pairs.text.tolist() == [0, 1, 2]
     assert pairs.image.tolist() == [100, 101, 102]
+
+
+@pytest.mark.parametrize("mix", [1, 2, 3])
+def test_a_batch_is_of_no_more_tasks_than_the_mix(mix: int) -> None:
+    pairs = make([[[0]] * 20] * 4, mix=mix)
+    rng = np.random.default_rng(0)
+    counts = [len(set(pairs.draw(rng, 40)[0] // 20)) for _ in range(100)]
+    assert max(counts) == mix
+    assert min(counts) == 1  # a task can be drawn twice
 
 
 @pytest.mark.parametrize(("balance", "share"), [(1.0, 1 / 26), (0.5, 1 / 6), (0.0, 1 / 2)])

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tiny_benchmark import prompt, write_tiny_benchmark
 
+from genius.errors import BadData
 from genius.items import Query
 from genius.mbeir import Task
 from genius.train.data import TrainingData
@@ -32,6 +34,14 @@ def test_validation_asks_with_the_first_prompt(tmp_path: Path) -> None:
     data = TrainingData([tmp_path], seed=0, derived_prompts=1.0)
     first = prompt(Task("d", 3).query_modality, Task("d", 3).wanted, 1)
     assert set(strings(data, "val", 3)) == {first}
+
+
+def test_data_without_a_validation_split_is_refused(tmp_path: Path) -> None:
+    write_tiny_benchmark(tmp_path, tasks=(3,))
+    for file in (tmp_path / "query/val").iterdir():
+        file.unlink()
+    with pytest.raises(BadData, match=r"no val queries; it has test, train"):
+        TrainingData([tmp_path], seed=0, derived_prompts=0.0)
 
 
 def test_a_seed_gives_the_same_prompts_every_time(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from genius.encoders.minilm import TokenStates
 from genius.mbeir import Task
 from genius.splits import SplitData, TaskData
 from genius.train.config import EncoderStageConfig
-from genius.train.encoder import EncoderStage, contrastive_loss, val_vectors
+from genius.train.encoder import EncoderStage, contrastive_loss, image_vectors, val_vectors
 
 
 @settings(max_examples=50, deadline=None)
@@ -121,6 +121,12 @@ def test_validation_vectors_are_those_of_the_first_view_and_zero_for_none(stage:
     assert not texts[1].any()  # nobody in this split uses it
     assert not images[[2, 3]].any()
     assert images[[0, 1, 4]].any(axis=1).all()
+
+
+def test_no_pictures_at_all_have_no_vectors(stage: EncoderStage) -> None:
+    none = SimpleNamespace(**{name: getattr(stage.views[0], name)[:0] for name in ("map", "pooled", "logits")})
+    made = image_vectors(stage.heads, none, np.arange(0))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(made, np.zeros((1, 8)))
 
 
 def test_every_weight_is_trained(stage: EncoderStage) -> None:

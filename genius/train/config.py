@@ -43,20 +43,20 @@ class QuantizerStageConfig:
     fusion_hidden: int = 256
     dropout: float = 0.1
     contrastive: float = 1.0  # weight of L_cl, Eq. 3
-    beta: float = 100.0  # weight of L_rq, Eq. 7
-    gamma: float = 100.0  # weight of L_mse
+    beta: float = 25.0  # weight of L_rq, Eq. 7 (the paper: 100)
+    gamma: float = 25.0  # weight of L_mse (the paper: 100)
     temperature: float = 0.05
     decay: float = 0.99  # of the codebooks' moving averages
     code_beams: int = 1  # partial sums kept while the final codes of an item are chosen
     sample: int = 65536  # vectors that k-means starts from
-    steps: int = 1500
+    steps: int = 800
     batch: int = 512
-    rate: float = 1e-4
+    rate: float = 5e-5
     weight_decay: float = 0.01
     warmup: int = 100
     balance: float = 0.5
     mix: int = 6
-    validate_every: int = 250
+    validate_every: int = 200
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class DecoderStageConfig:
     whole: float = 0.25  # part of the steps that train whole IDs
     augmentation: str = "interpolate"  # "interpolate" (Eq. 11), "published" (per dimension, square roots), "none"
     alpha: float = 2.0  # of Beta(alpha, alpha)
-    epochs: float = 9.0
+    epochs: float = 8.0
     batch: int = 256
     rate: float = 1e-3
     weight_decay: float = 0.01
