@@ -229,7 +229,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], 
     return state(stage), lines(folder)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 70), max_size=5), st.sampled_from([-1.0, 3.0, 10.0]))
 def test_a_run_killed_anywhere_ends_like_one_that_was_not(
     tmp_path_factory: pytest.TempPathFactory,

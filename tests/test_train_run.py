@@ -120,20 +120,17 @@ def test_a_run_killed_at_many_moments_ends_like_one_that_was_not(
     training = out / "training"
     moments: list[Callable[[], Callable[[], bool]]] = [
         lambda: exists(training, "cache/texts*/progress.json"),
-        lambda: exists(training, "cache/images0*/progress.json"),
         lambda: exists(training, "cache/images1*/progress.json"),
-        lambda: changes(training / "encoder.safetensors", 1),
         lambda: changes(training / "encoder.safetensors", chance.randint(1, 4)),
         lambda: changes(training / "log.jsonl", chance.randint(2, 3)),
         lambda: exists(training, "images.npy"),
         lambda: changes(training / "quantizer.safetensors", chance.randint(1, 2)),
-        lambda: changes(training / "decoder.safetensors", 1),
         lambda: changes(training / "decoder.safetensors", chance.randint(1, 3)),
         lambda: exists(out, "model.safetensors"),
     ]
     codes = [trainer.run(out, moment(), after=chance.uniform(0, 0.03)) for moment in moments]
     assert set(codes) <= {-9, 0}
-    assert codes.count(-9) >= 7, codes
+    assert codes.count(-9) >= 6, codes
     assert trainer.run(out) == 0
 
     whole, mended = (load_file(folder / "model.safetensors") for folder in (finished, out))
