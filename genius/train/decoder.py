@@ -81,7 +81,7 @@ class DecoderStage(Stage):
         if rng.random() >= self.config.whole:
             levels = min(levels, 1 + self.config.short)
         log_probs = self.decoder(z, self.codes[targets][:, :levels])
-        return -log_probs.sum(dim=1).mean(), {"first": -float(log_probs[:, 1].mean())}  # Eq. 10
+        return -log_probs.sum(dim=1).mean(), {"first": -float(log_probs[:, 1].detach().mean())}  # Eq. 10
 
     def validate(self) -> dict[str, float]:
         """Recall@5 of `generate` in each task's own pool (any hit, %), on some of its queries."""
