@@ -17,13 +17,16 @@ from rich.console import Console
 from safetensors.torch import load_file
 from tiny_benchmark import DATASET, write_tiny_benchmark
 
-from genius.encoders.mini import HeadsConfig
+from genius.encoders.mini import HeadsConfig, MiniEncoder
 from genius.errors import BadData
 from genius.items import Item
 from genius.mbeir import Benchmark
 from genius.model import Genius
 from genius.train import features, loop
 from genius.train.config import DecoderStageConfig, EncoderStageConfig, QuantizerStageConfig, TrainConfig
+from genius.train.data import TrainingData
+from genius.train.encoder import image_vectors
+from genius.train.features import ImageFeatures
 from genius.train.run import train
 
 QUIET = Console(quiet=True)
@@ -206,6 +209,16 @@ def test_the_heads_see_in_a_cache_what_they_see_later(trainer: Trainer, finished
     np.testing.assert_allclose(vectors.text, texts[:4], atol=0.02 * np.abs(texts).max())
     assert not images[-1].any()
     assert not texts[-1].any()
+
+
+def test_later_stages_learn_from_the_heads_as_they_are_saved(trainer: Trainer, finished: Path) -> None:
+    """Not from the unrounded ones, whose vectors nobody will ever see again."""
+    data = TrainingData([trainer.root], CONFIG.seed, CONFIG.derived_prompts)
+    whole = ImageFeatures(data.images.names, finished / "training/cache", 0, 1, QUIET)
+    encoder = Genius.from_pretrained(finished).encoder
+    assert isinstance(encoder, MiniEncoder)
+    made = image_vectors(encoder.heads, whole, np.arange(len(data.images.names)))
+    np.testing.assert_allclose(made, np.load(finished / "training/images.npy"), atol=1e-6)
 
 
 def test_other_settings_and_other_data_are_refused_in_the_same_folder(
