@@ -33,6 +33,8 @@ class DecoderConfig:
     tied: the output rows are the input embeddings, scaled by d_model^-0.5.
     whole_vocabulary: log-probabilities are normalised over all levels' codes, as published, not over the level's own.
     skip: a linear path from the query vector to the logits of all codes, beside the decoder. Not in the paper.
+    written: the first levels that the layers decide together with that path; the finer codes are left to the path
+      alone. 0: the layers decide all levels, as in the paper.
     """
 
     dim: int
@@ -48,6 +50,7 @@ class DecoderConfig:
     tied: bool = True
     whole_vocabulary: bool = False
     skip: bool = False
+    written: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
@@ -58,6 +61,12 @@ class DecoderConfig:
             raise BadModel(f"The decoder's dropout is {self.dropout}; it must be at least 0 and below 0.99.")
         if not self.sizes or min(self.sizes) < 1:
             raise BadModel(f"The decoder's sizes are {self.sizes}; every level needs at least one code.")
+        if not 0 <= self.written <= len(self.sizes):
+            raise BadModel(f"The decoder's written is {self.written}; it has only {len(self.sizes)} levels.")
+        if self.written and (self.whole_vocabulary or not self.skip):
+            raise BadModel(
+                "Only a decoder with skip and without whole_vocabulary has written levels; set it to 0."
+            )
 
     @property
     def vocabulary(self) -> int:
@@ -174,6 +183,7 @@ class Decoder(nn.Module):
         self.blocks = cast(list[Block], nn.ModuleList(Block(config) for _ in range(config.layers)))
         self.final_norm = RMSNorm(config.d_model)
         self.skip = nn.Parameter(torch.zeros(config.vocabulary, config.dim)) if config.skip else None
+        self.written = config.written or len(config.sizes)
         starts = torch.tensor((SPECIALS, *config.sizes)).cumsum(0)[:-1]
         self.register_buffer("starts", starts, persistent=False)  # (levels,) the table row of each level's code 0
         self.starts: Tensor
@@ -207,10 +217,13 @@ class Decoder(nn.Module):
     def logits(self, z: Tensor, codes: Tensor) -> list[Tensor]:
         """Teacher forcing: for each level, (n, sizes[level]) over that level's codes, given the codes before it."""
         hidden, direct = self.hidden(z, codes), self.direct_logits(z)
-        return [self.level_logits(hidden[:, level], level, direct) for level in range(codes.shape[1])]
+        written = [self.level_logits(hidden[:, level], level, direct) for level in range(hidden.shape[1])]
+        levels = range(len(written), codes.shape[1])
+        return written + ([] if direct is None else [direct[:, self.rows(level)] for level in levels])
 
     def hidden(self, z: Tensor, codes: Tensor) -> Tensor:
-        """Decoder output for every level by teacher forcing, (n, m, d_model)."""
+        """Decoder output for every written level by teacher forcing, (n, min(m, written), d_model)."""
+        codes = codes[:, : self.written]
         prefix, length = self.prefix(z), codes.shape[1]
         tokens = F.pad((codes + self.starts[:length])[:, :-1], (1, 0))  # shifted right, behind the start token 0
         x = self.drop(F.embedding(tokens, self.table))
@@ -284,9 +297,14 @@ class Decoder(nn.Module):
         """
         beams, codes = codes.shape[1], enough_rows(codes)
         tokens = F.pad(codes + self.starts[: codes.shape[-1]], (1, 0))  # behind the start token 0
-        hidden = self.advance(state, tokens)
-        levels = range(tokens.shape[-1])
-        return [self.log_probs(hidden[:, :, level], level, state.direct)[:, :beams] for level in levels]
+        levels = tokens.shape[-1]
+        hidden = self.advance(state, tokens[..., : self.written])
+        written = [
+            self.log_probs(hidden[:, :, level], level, state.direct)[:, :beams] for level in range(hidden.shape[2])
+        ]
+        left = [self.left_log_probs(state, level).expand(-1, beams, -1) for level in range(len(written), levels)]
+        state.length = levels
+        return written + left
 
     @torch.inference_mode()
     def step(self, state: "State", codes: Tensor, parents: Tensor) -> Tensor:
@@ -294,6 +312,9 @@ class Decoder(nn.Module):
 
         Returns (q, w, sizes[level]): log-probabilities of the next level's codes. w may differ from call to call.
         """
+        if state.length >= self.written:
+            state.length += 1
+            return self.left_log_probs(state, state.length - 1).expand(-1, codes.shape[1], -1)
         beams, codes, parents = codes.shape[1], enough_rows(codes), enough_rows(parents)
         hidden = self.advance(state, (codes + self.starts[state.length - 1])[..., None], parents)
         return self.log_probs(hidden[:, :, 0], state.length - 1, state.direct)[:, :beams]
@@ -307,12 +328,23 @@ class Decoder(nn.Module):
         """
         beams, codes, parents = codes.shape[1], enough_rows(codes), enough_rows(parents)
         level = state.length - 1
-        hidden = self.advance(state, (codes + self.starts[level:])[..., :-1], parents)
+        written = max(0, self.written - state.length)  # how many of codes[..., 1:] the layers decide
         total = torch.zeros(codes.shape[:2], dtype=torch.float64, device=codes.device)
+        if written:
+            tokens = codes[..., :written] + self.starts[level : level + written]
+            hidden = self.advance(state, tokens, parents)
         for i in range(1, codes.shape[-1]):
-            log_probs = self.log_probs(hidden[:, :, i - 1], level + i, state.direct)
+            if i <= written:
+                log_probs = self.log_probs(hidden[:, :, i - 1], level + i, state.direct)
+            else:
+                log_probs = self.left_log_probs(state, level + i).expand(-1, codes.shape[1], -1)
             total += log_probs.gather(-1, codes[..., i, None])[..., 0]
         return total[:, :beams]
+
+    def left_log_probs(self, state: "State", level: int) -> Tensor:
+        """Of a level that is left to the linear path, the same for all beams of a query: (q, 1, sizes[level])."""
+        assert state.direct is not None
+        return state.direct[..., self.rows(level)].log_softmax(-1)
 
     def log_probs(self, hidden: Tensor, level: int, direct: Tensor | None) -> Tensor:
         """hidden: (q, w, d_model), direct: (q, 1, vocabulary) -> (q, w, sizes[level])"""

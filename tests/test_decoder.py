@@ -1,6 +1,7 @@
 """The decoder against the published one's numbers, and its step-by-step path against its whole-ID path."""
 
 import functools
+from typing import Any
 
 import golden
 import pytest
@@ -124,10 +125,14 @@ def test_the_linear_path_adds_the_products_with_the_code_vectors(whole_vocabular
         plain.start_skip(books, gain=3.0)
 
 
-@pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("whole_vocabulary", [False, True])
-def test_steps_with_reordered_beams_equal_teacher_forcing(whole_vocabulary: bool, skip: bool) -> None:
-    decoder = tiny(whole_vocabulary=whole_vocabulary, skip=skip)
+SHAPES = [{}, {"skip": True}, {"whole_vocabulary": True, "skip": True}, {"whole_vocabulary": True}] + [
+    {"skip": True, "written": written} for written in (1, 2, 3, 4)
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_steps_with_reordered_beams_equal_teacher_forcing(shape: dict[str, Any]) -> None:
+    decoder = tiny(**shape)
     z, queries = torch.randn(3, 8), torch.arange(3)[:, None]
     state = decoder.start(z)
     codes = some_codes(decoder.config.sizes[:1], 3, 2)
@@ -145,9 +150,9 @@ def test_steps_with_reordered_beams_equal_teacher_forcing(whole_vocabulary: bool
         torch.testing.assert_close(got.gather(-1, codes[..., level, None])[..., 0], expected[..., level])
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_first_and_tail_equal_teacher_forcing(skip: bool) -> None:
-    decoder = tiny(skip=skip)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_first_and_tail_equal_teacher_forcing(shape: dict[str, Any]) -> None:
+    decoder = tiny(**shape)
     z, codes = torch.randn(3, 8), some_codes(decoder.config.sizes, 3, 5)
     state = decoder.start(z)
     level0, level1 = decoder.first(state, codes[..., :1])
@@ -157,9 +162,25 @@ def test_first_and_tail_equal_teacher_forcing(skip: bool) -> None:
     torch.testing.assert_close(total.float(), expected)
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_selected_queries_go_on_alone(skip: bool) -> None:
-    decoder = tiny(skip=skip)
+def test_levels_that_are_not_written_are_left_to_the_linear_path() -> None:
+    whole, short = tiny(skip=True), tiny(skip=True, written=2)
+    short.load_state_dict(whole.state_dict())
+    z, codes = torch.randn(4, 8), some_codes(whole.config.sizes, 4)
+    assert short.skip is not None
+    for level, (all_layers, got) in enumerate(zip(whole.logits(z, codes), short.logits(z, codes), strict=True)):
+        expected = all_layers if level < 2 else z @ short.skip[short.rows(level)].T
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("bad", [{"written": 2}, {"written": 5, "skip": True}, {"written": -1, "skip": True}])
+def test_written_levels_need_a_linear_path_and_must_exist(bad: dict[str, Any]) -> None:
+    with pytest.raises(BadModel, match="written"):
+        tiny(**bad)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_selected_queries_go_on_alone(shape: dict[str, Any]) -> None:
+    decoder = tiny(**shape)
     codes, parents = some_codes(decoder.config.sizes, 4, 2), torch.tensor([[1, 0]]).expand(4, 2)
     state = decoder.start(torch.randn(4, 8))
     decoder.first(state, codes[..., :1])

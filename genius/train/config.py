@@ -72,10 +72,9 @@ class DecoderStageConfig:
     dropout: float = 0.1
     whole_vocabulary: bool = False  # normalise over all levels' codes, as the published model does
     skip: bool = True  # a linear path from the query to each level's codes, started from the codebooks; ours
-    skip_gain: float = 10.0  # how sharp that path starts
+    skip_gain: float = 20.0  # how sharp that path starts
+    written: int = 2  # first levels that the layers decide, with the path; the path alone does the rest; 0: all levels
     plain: float = 0.5  # part of the queries that are trained on as they are, not augmented
-    short: int = 5  # semantic levels of a shortened ID; the first levels decide nearly every search
-    whole: float = 0.25  # part of the steps that train whole IDs
     augmentation: str = "interpolate"  # "interpolate" (Eq. 11), "published" (per dimension, square roots), "none"
     alpha: float = 2.0  # of Beta(alpha, alpha)
     epochs: float = 8.0

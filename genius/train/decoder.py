@@ -62,13 +62,15 @@ class DecoderStage(Stage):
                 dropout=config.dropout,
                 whole_vocabulary=config.whole_vocabulary,
                 skip=config.skip,
+                written=config.written,
             )
         )
         if config.skip:
             self.decoder.start_skip(quantizer.codebooks, config.skip_gain)
-        self.groups: list[dict[str, Any]] = [
-            {"params": list(self.decoder.parameters()), "lr": config.rate, "weight_decay": config.weight_decay}
-        ]
+        layers = [weight for name, weight in self.decoder.named_parameters() if name != "skip"]
+        self.groups: list[dict[str, Any]] = [{"params": layers, "lr": config.rate, "weight_decay": config.weight_decay}]
+        if self.decoder.skip is not None:  # it starts from the codebooks: zero is not what to be drawn to
+            self.groups.append({"params": [self.decoder.skip], "lr": config.rate, "weight_decay": 0.0})
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
         rng = step_rng(self.seed, self.name, step)
@@ -77,10 +79,7 @@ class DecoderStage(Stage):
         z_q, z_c = self.z_q[queries], self.z_c[targets]
         plain = torch.from_numpy(rng.random((len(queries), 1)) < self.config.plain)
         z = torch.where(plain, z_q, augment(z_q, z_c, self.config.augmentation, self.config.alpha, rng))
-        levels = self.codes.shape[1]
-        if rng.random() >= self.config.whole:
-            levels = min(levels, 1 + self.config.short)
-        log_probs = self.decoder(z, self.codes[targets][:, :levels])
+        log_probs = self.decoder(z, self.codes[targets][:, : self.decoder.written])
         return -log_probs.sum(dim=1).mean(), {"first": -float(log_probs[:, 1].detach().mean())}  # Eq. 10
 
     def validate(self) -> dict[str, float]:

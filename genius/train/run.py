@@ -46,7 +46,7 @@ def train(
     _same_run(folder / "run.json", {"data": [str(Path(r).resolve()) for r in roots], "config": asdict(config)})
     times = _Times(folder / "times.json")
 
-    data = TrainingData(roots, config.seed, config.derived_prompts)
+    data = TrainingData([Path(root).resolve() for root in roots], config.seed, config.derived_prompts)
     console.print(
         f"{len(data.train.tasks)} tasks, {sum(map(len, data.train.tasks)):,} training queries, "
         f"{len(data.train.text):,} candidates, {len(data.images.names):,} pictures, {len(data.texts.names):,} texts"
