@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from genius.errors import BadData
-from genius.train.config import TrainConfig
+from genius.train.config import TrainConfig, check
 
 
 def read(tmp_path: Path, text: str) -> TrainConfig:
@@ -45,3 +45,26 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, text: str, named
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"gone\.toml cannot be read"):
         TrainConfig.read(tmp_path / "gone.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[decoder]\nbatch = 0", r"\[decoder\] batch is 0"),
+        ("[encoder]\nvalidate_every = 0", r"\[encoder\] validate_every is 0"),
+        ("[quantizer]\nmix = -1", r"\[quantizer\] mix is -1"),
+        ("[heads]\ndropout = 1.5", r"\[heads\] dropout is 1.5"),
+        ("derived_prompts = 2.0", "derived_prompts is 2.0"),
+        ("[decoder]\nepochs = 0.0", r"\[decoder\] epochs is 0.0"),
+        ("[decoder]\naugmentation = 'mixup'", "mixup.*choose one of interpolate"),
+    ],
+)
+def test_a_setting_that_cannot_be_trained_with_is_refused(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(BadData, match=named):
+        check(TrainConfig.read(path))
+
+
+def test_the_defaults_can_be_trained_with() -> None:
+    check(TrainConfig())

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor, nn
 
+from genius.errors import BadData
 from genius.train import loop
 from genius.train.loop import Stage, rate_factor, read_log, run_stage, step_rng, write_atomically
 
@@ -304,3 +305,11 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_atomically(path, lambda p: p.write_text("new"))
     assert path.read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    run_stage(Toy(), tmp_path, QUIET)
+    path = tmp_path / "toy.safetensors"
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(BadData, match=r"toy\.safetensors is damaged.*Delete it"):
+        run_stage(Toy(), tmp_path, QUIET)

@@ -24,6 +24,7 @@ from genius.encoders.minilm import WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
 
 BLOCK = 64  # pictures whose feature maps are held at once
+TEXT_BLOCK = 4096  # texts whose token states are held at once
 TOKENS_A_BATCH = 8192
 
 
@@ -158,9 +159,10 @@ class MiniEncoder:
                 rows = with_image[start : start + BLOCK]
                 image[rows] = self._encode_images([inputs[i].pixels for i in rows])
                 bars.advance(bar, len(rows))
-            if with_text:
-                states = self._words.states([inputs[i].text for i in with_text], lambda n: bars.advance(bar, n))
-                text[with_text] = encode_states(self.heads, states)
+            for start in range(0, len(with_text), TEXT_BLOCK):
+                rows = with_text[start : start + TEXT_BLOCK]
+                states = self._words.states([inputs[i].text for i in rows], lambda n: bars.advance(bar, n))
+                text[rows] = encode_states(self.heads, states)
         return Vectors(image, text)
 
     def _encode_images(self, pixels: Sequence[np.ndarray | None]) -> np.ndarray:

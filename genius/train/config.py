@@ -110,6 +110,30 @@ class TrainConfig:
             raise BadData(f"{path} cannot be read as a training configuration: {error}") from error
 
 
+AT_LEAST_ONE = ("steps", "batch", "mix", "views", "validate_every", "codes_per_level", "levels", "sample", "code_beams")
+PARTS_OF_ONE = ("derived_prompts", "plain", "average", "decay", "dropout")
+AUGMENTATIONS = ("interpolate", "published", "none")
+
+
+def check(config: TrainConfig) -> None:
+    """Refuses settings that no training can be done with."""
+    parts = {"heads": config.heads, "encoder": config.encoder, "quantizer": config.quantizer, "decoder": config.decoder}
+    for where, part in {"": config, **parts}.items():
+        for name, value in vars(part).items():
+            setting = f"[{where}] {name}" if where else name
+            if name in AT_LEAST_ONE and value < 1:
+                raise BadData(f"The setting {setting} is {value}; it must be at least 1.")
+            if name in PARTS_OF_ONE and not 0 <= value <= 1:
+                raise BadData(f"The setting {setting} is {value}; it must be between 0 and 1.")
+            if name in ("rate", "temperature", "epochs", "alpha") and value <= 0:
+                raise BadData(f"The setting {setting} is {value}; it must be above 0.")
+    if config.decoder.augmentation not in AUGMENTATIONS:
+        raise BadData(
+            f"The setting [decoder] augmentation is {config.decoder.augmentation!r}; "
+            f"choose one of {', '.join(AUGMENTATIONS)}."
+        )
+
+
 def _make(kind: Any, values: dict[str, Any], where: str) -> Any:
     known = {f.name: f for f in fields(kind)}
     for name in values:

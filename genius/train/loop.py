@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from genius.errors import BadData
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -155,7 +157,12 @@ def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
     run = _Run(stage, folder / f"{stage.name}.safetensors")
     log = folder / "log.jsonl"
     if run.path.exists():
-        run.load()
+        try:
+            run.load()
+        except (SafetensorError, KeyError, RuntimeError) as error:
+            raise BadData(
+                f"The checkpoint {run.path} is damaged ({error}). Delete it to train its stage anew."
+            ) from error
     _forget_later_lines(log, stage.name, run.facts["step"])
     started, saved = time.monotonic() - run.facts["seconds"], time.monotonic()
     stage.module.train()

@@ -20,7 +20,7 @@ from torch import nn
 from genius.encoders.mini import Heads, MiniEncoder
 from genius.errors import BadData, GeniusError
 from genius.model import Genius
-from genius.train.config import TrainConfig
+from genius.train.config import TrainConfig, check
 from genius.train.curves import draw_curves
 from genius.train.data import TrainingData
 from genius.train.decoder import DecoderStage
@@ -39,6 +39,7 @@ def train(
 ) -> Genius:
     """Trains a model on benchmarks in M-BEIR layout (train split; choices are made on val) and saves it to `out`."""
     console = console or Console()
+    check(config)
     if find_spec("matplotlib") is None:
         raise GeniusError('Training draws its curves with matplotlib: pip install "genius-search[train]"')
     folder = out / "training"
