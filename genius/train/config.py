@@ -85,7 +85,7 @@ class DecoderStageConfig:
     average: float = 0.999
     balance: float = 0.7
     mix: int = 64
-    validate_every: int = 1250
+    validate_every: int = 839
 
 
 @dataclass(frozen=True)
