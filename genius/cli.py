@@ -299,7 +299,7 @@ def _show_hits(hits: "list[Hit]") -> None:
     _out().print(table)
 
 
-# genius demo, train, evaluate
+# genius demo, train, evaluate, ablate, report
 
 
 @app.command(epilog="Example: [bold]genius demo[/bold]")
@@ -337,25 +337,40 @@ def train(
 
 @app.command(
     epilog="Example: [bold]genius evaluate data/mbeir --model mini[/bold]\n\n"
-    "Example: [bold]genius evaluate data/mbeir --split val --setting local --limit 200[/bold]"
+    "Example: [bold]genius evaluate data/mbeir --methods exact,fast,peers --prompts all --out runs/mini[/bold]\n\n"
+    "Example: [bold]genius evaluate data/mbeir --setting local --tasks mscoco_task0[/bold] (text to image)\n\n"
+    "Interrupted? With --out, the same command goes on where it stopped."
 )
 def evaluate(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder in M-BEIR layout.", show_default=False)],
     model: Annotated[str, typer.Option(help="The bundled model's name, or a model folder.")] = "mini",
     split: Annotated[str, typer.Option(help="Which queries and pools.")] = "test",
     setting: Annotated[
-        list[str] | None, typer.Option(help="local (each task's own pool), global (all candidates), or both.")
+        str, typer.Option(help="local (each task in its own pool), global (all candidates together), or both.")
+    ] = "both",
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of exact, exact-kind, fused, generate, rerank, fast, codes, by commas: these unless told. With "
+            "Faiss hnsw, ivfpq, opq, rq too: peers for these four, all for everything.",
+            show_default=False,
+        ),
     ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="exact, fused, generate, rerank, fast, codes; all unless given.")
+    tasks: Annotated[
+        str | None, typer.Option(help="Names of tasks, or how they begin, by commas; all unless told.")
     ] = None,
+    prompts: Annotated[
+        str, typer.Option(help="first, or all: the mean over a task's prompts, and their spread.")
+    ] = "first",
     beam: Annotated[int, typer.Option(help="Width of the beam search.")] = 50,
     budget: Annotated[int, typer.Option(help="Most items that mode fast re-ranks.")] = 1000,
     limit: Annotated[int | None, typer.Option(help="At most so many queries of each task, drawn at random.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write all figures to this JSON file too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for all figures, TREC files and vectors; genius report reads it.")
+    ] = None,
 ) -> None:
-    """Measure the recall of exact search and of the three modes on a benchmark."""
-    from genius.evaluate import METHODS, SETTINGS, tables, write_scores
+    """Measure the recall of exact search, of the three modes and of peers on a benchmark."""
+    from genius.evaluate import METHODS, SETTINGS, tables
     from genius.evaluate import evaluate as run_evaluation
     from genius.mbeir import Benchmark
     from genius.model import Genius
@@ -364,24 +379,71 @@ def evaluate(
         Genius.from_pretrained(model),
         Benchmark(data),
         split,
-        _chosen(setting, SETTINGS),
-        _chosen(method, METHODS),
+        SETTINGS if setting == "both" else (setting,),
+        METHODS if methods is None else _methods(methods),
         beam,
         budget,
         limit,
+        None if tasks is None else _names(tasks),
+        prompts,
+        out,
         _out(),
     )
     for table in tables(scores):
         _out().print(table)
     if out is not None:
-        write_scores(scores, out)
+        _out().print(Text(f"All figures are in {out}. Next: genius report {out} --out report.html"))
 
 
-def _chosen(given: list[str] | None, known: tuple[str, ...]) -> tuple[str, ...]:
-    for name in given or []:
-        if name not in known:
-            raise GeniusError(f"There is no {name!r} here. Choose from {', '.join(known)}.")
-    return tuple(name for name in known if not given or name in given)
+def _names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",") if name.strip()]
+
+
+def _methods(listed: str) -> list[str]:
+    """Names of methods in the order in which they are shown, groups spelled out."""
+    from genius.evaluate import METHODS, PEERS, check_names
+
+    groups = {"peers": PEERS, "all": METHODS + PEERS}
+    named = [name for one in _names(listed) for name in groups.get(one, (one,))]
+    check_names(named, METHODS + PEERS, "method")
+    return [method for method in METHODS + PEERS if method in named]
+
+
+@app.command(
+    epilog="Example: [bold]genius ablate data/mbeir --out ablations --quick[/bold]\n\n"
+    "Interrupted? The same command goes on where it stopped."
+)
+def ablate(
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="Folders in M-BEIR layout.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the trained parts and all figures; genius report reads it.")],
+    model: Annotated[str, typer.Option(help="Whose stage-1 vectors are used: a bundled model, or a folder.")] = "mini",
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for the vectors of the frozen networks; several runs can share it.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter trainings and fewer queries: under an hour.")] = False,
+    rows: Annotated[str | None, typer.Option(help="Names of rows, by commas; all unless told.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many queries of each task, drawn at random.")] = None,
+) -> None:
+    """Train and measure every ablation of the paper: what each part of the method is worth."""
+    from genius.ablate import ablate as run_ablations
+
+    run_ablations(data, out, model, cache, quick, None if rows is None else _names(rows), limit, _out())
+
+
+@app.command(epilog="Example: [bold]genius report runs/mini ablations --out report.html[/bold]")
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Folders that genius evaluate and genius ablate wrote.", show_default=False),
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write; its tables as Markdown are put beside it.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write one page with the tables and figures of some runs, and the tables as Markdown."""
+    from genius.report import write_report
+
+    write_report(runs, out, _out())
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from fakes import picture, tiny_model
+from tiny_benchmark import write_tiny_benchmark
 
 import genius
+import genius.evaluate
 from genius.cli import main
 from genius.index import Index
 from genius.items import Modality
@@ -257,13 +259,81 @@ def test_train_reads_its_configuration(run, monkeypatch, tmp_path):
     assert run("train", data, "--out", out, "--config", tmp_path / "my.toml").status == 1
 
 
+@pytest.fixture
+def bench(tmp_path: Path) -> Path:
+    write_tiny_benchmark(tmp_path / "bench")
+    return tmp_path / "bench"
+
+
+def test_evaluate_prints_tables_and_keeps_a_run(run, bench, tmp_path):
+    out = tmp_path / "run"
+    asked = ("--tasks", "shapes_task0, shapes_task3", "--methods", "fast,exact", "--limit", 3, "--prompts", "all")
+    result = run("evaluate", bench, *asked, "--beam", 20, "--budget", 30, "--out", out)
+    assert result.status == 0, result.err
+    for words in ("local pools", "global pools", "shapes_task3", "ratio to exact", "MRR@10", "nDCG@10", "spread", "±"):
+        assert words in result.out
+    assert f"genius report {out}" in result.out
+    written = json.loads((out / "run.json").read_text())
+    assert [written[name] for name in ("beam", "budget", "limit", "prompts", "split")] == [20, 30, 3, "all", "test"]
+    asked = [(s["setting"], s["task"], s["method"]) for s in written["scores"]]
+    tasks, methods = ("shapes_task0", "shapes_task3"), ("exact", "fast")
+    assert asked == [(s, t, m) for s in ("local", "global") for t in tasks for m in methods]
+
+
+def test_evaluate_in_one_setting_with_groups_of_methods(run, bench, monkeypatch):
+    seen = []
+    monkeypatch.setattr(genius.evaluate, "evaluate", lambda *arguments: seen.append(arguments) or [])
+    for methods in ((), ("--methods", "all"), ("--methods", "rq,peers,exact")):
+        assert run("evaluate", bench, "--setting", "global", "--split", "val", *methods).status == 0
+    assert {(arguments[2], arguments[3]) for arguments in seen} == {("val", ("global",))}
+    ours, peers = genius.evaluate.METHODS, genius.evaluate.PEERS
+    assert [tuple(arguments[4]) for arguments in seen] == [ours, ours + peers, ("exact", *peers)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (("--setting", "all"), "no setting 'all'"),
+        (("--methods", "best"), "no method 'best'"),
+        (("--methods", ","), "No method was given"),
+        (("--tasks", "mscoco"), "begins with 'mscoco'"),
+        (("--prompts", "second"), "'second'"),
+        (("--split", "dev"), "no dev queries"),
+    ],
+)
+def test_evaluate_names_what_it_does_not_know(run, bench, wrong, sentence):
+    result = run("evaluate", bench, *wrong)
+    assert result.status == 1
+    assert sentence in result.err
+
+
+def test_ablate_and_report_pass_their_options_on(run, tmp_path, monkeypatch):
+    ablated, reported = [], []
+    monkeypatch.setattr("genius.ablate.ablate", lambda *arguments: ablated.append(arguments[:-1]))
+    monkeypatch.setattr("genius.report.write_report", lambda *arguments: reported.append(arguments[:-1]))
+    out, cache, page = tmp_path / "out", tmp_path / "cache", tmp_path / "page.html"
+    assert run("ablate", tmp_path, "--out", out).status == 0
+    options = ("--model", "my", "--cache", cache, "--quick", "--rows", "beam-1,beam-50", "--limit", 9)
+    assert run("ablate", tmp_path, out, "--out", out, *options).status == 0
+    assert ablated == [
+        ([tmp_path], out, "mini", None, False, None, None),
+        ([tmp_path, out], out, "my", cache, True, ["beam-1", "beam-50"], 9),
+    ]
+    assert run("report", out, cache, "--out", page).status == 0
+    assert run("report", out).status == 0
+    assert reported == [([out, cache], page), ([out], Path("report.html"))]
+
+
 def test_version(run):
     assert run("--version").out == f"genius {genius.__version__}\n"
 
 
 @pytest.mark.parametrize(
     "command",
-    ["", "index", "index create", "index add", "index delete", "index info", "index verify", "search", "demo", "train"],
+    [
+        *("", "index", "index create", "index add", "index delete", "index info", "index verify"),
+        *("search", "demo", "train", "evaluate", "ablate", "report"),
+    ],
 )
 def test_every_command_has_help_with_an_example(run, command):
     result = run(*command.split(), "--help")

@@ -1,7 +1,8 @@
-"""Recall on a small benchmark against one query at a time and plain sorting, and against ranx."""
+"""Every figure on a small benchmark against one query at a time and plain sorting; what stops a run."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,21 @@ from rich.console import Console
 from tiny_benchmark import COLOURS, DATASET, SHAPES, write_tiny_benchmark
 
 from genius import evaluate as module
-from genius.errors import BadData
-from genius.evaluate import CUTS, METHODS, SETTINGS, Score, evaluate, tables, write_scores
+from genius.errors import BadData, BadModel, GeniusError
+from genius.evaluate import (
+    CUTS,
+    METHODS,
+    PEERS,
+    SETTINGS,
+    Collection,
+    Score,
+    encode_questions,
+    evaluate,
+    read_questions,
+    score_collection,
+)
 from genius.items import Modality
-from genius.mbeir import Benchmark, Candidate, Task, write_pool
+from genius.mbeir import Benchmark, Candidate, Task, write_instructions, write_pool
 from genius.model import Genius
 from genius.splits import SplitData, TaskData
 
@@ -48,24 +60,28 @@ def scores(model: Genius, bench: Benchmark) -> list[Score]:
 class Figures:
     recall: dict[int, float]
     right_kind: float
+    mrr: float
+    ndcg: float
 
 
 def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: str, split: str = "test") -> Figures:
     """One query after another, every candidate scored and sorted."""
     pool = bench.pool(task, split) if setting == "local" else bench.global_pool(split)
+    if method == "exact-kind":
+        pool = [one for one in pool if one.modality == task.wanted]
     items = model.encode_items([bench.item(one) for one in pool])
     ids, which = torch.from_numpy(model.codes(items).astype(np.int64)).unique(dim=0, return_inverse=True)
     queries = bench.queries(task, split)
     hits = dict.fromkeys(CUTS, 0)
-    kinds = []
+    kinds, places, gains = [], [], []
     for query in queries:
         asked = model.encode_queries([bench.query(query)])
         z = torch.from_numpy(model.fuse(asked))
-        if method in ("exact", "rerank", "fast"):  # the beams hold so small a pool whole
+        if method in ("exact", "exact-kind", "rerank", "fast"):  # the beams hold so small a pool whole
             score = items.embedding() @ asked.embedding()[0]
         elif method == "fused":
             score = model.fuse(items) @ z[0].numpy()
-        elif method == "codes":
+        elif method in ("codes", "rq"):
             score = (torch.nn.functional.normalize(model.quantizer.decode(ids), dim=1) @ z[0])[which].numpy()
         else:
             score = model.decoder(z.expand(len(ids), -1), ids).sum(dim=1)[which].numpy()
@@ -74,7 +90,19 @@ def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: st
         for cut in CUTS:
             hits[cut] += any(c.did in query.positives for c in answers[:cut])
         kinds += [c.modality == task.wanted for c in answers[:5]]
-    return Figures({cut: 100 * hits[cut] / len(queries) for cut in CUTS}, 100 * float(np.mean(kinds)))
+        right = [place for place, c in enumerate(answers, 1) if c.did in query.positives]
+        best = [place for place in range(1, 11) if place <= len(query.positives)]
+        places.append(1 / right[0] if right else 0)
+        gains.append(sum(1 / np.log2(1 + place) for place in right) / sum(1 / np.log2(1 + place) for place in best))
+    recall = {cut: 100 * hits[cut] / len(queries) for cut in CUTS}
+    return Figures(recall, 100 * float(np.mean(kinds)), float(np.mean(places)), float(np.mean(gains)))
+
+
+def check(score: Score, expected: Figures) -> None:
+    assert score.recall == pytest.approx(expected.recall), score
+    assert score.right_kind == pytest.approx(expected.right_kind), score
+    assert score.mrr == pytest.approx(expected.mrr), score
+    assert score.ndcg == pytest.approx(expected.ndcg), score
 
 
 def test_every_method_and_setting_against_one_query_at_a_time(
@@ -84,9 +112,10 @@ def test_every_method_and_setting_against_one_query_at_a_time(
     asked = [(s.setting, s.task, s.method) for s in scores]
     assert asked == [(a, b, c) for a in SETTINGS for b in tasks for c in METHODS]
     for score in scores:
-        expected = slowly(model, bench, tasks[score.task], score.setting, score.method)
-        assert score.recall == pytest.approx(expected.recall), score
-        assert score.right_kind == pytest.approx(expected.right_kind), score
+        check(score, slowly(model, bench, tasks[score.task], score.setting, score.method))
+        low, high = score.interval[5]
+        assert 0 <= low <= score.recall[5] <= high <= 100
+        assert score.seconds > 0
         assert score.queries == 6
         assert score.candidates == (6 if score.setting == "local" else 18)
 
@@ -94,7 +123,7 @@ def test_every_method_and_setting_against_one_query_at_a_time(
 def test_the_methods_and_settings_are_not_all_alike(scores: list[Score]) -> None:
     """Or the comparison above would not have told them apart."""
     by_method = [tuple(s.recall[1] for s in scores if s.method == m) for m in METHODS]
-    assert len({by_method[METHODS.index(m)] for m in ("exact", "fused", "generate", "codes")}) == 4
+    assert len({by_method[METHODS.index(m)] for m in ("exact", "exact-kind", "fused", "generate", "codes")}) == 5
     local, everywhere = ([s.recall[1] for s in scores if s.setting == setting] for setting in SETTINGS)
     assert local != everywhere
 
@@ -102,6 +131,14 @@ def test_the_methods_and_settings_are_not_all_alike(scores: list[Score]) -> None
 def test_in_its_own_pool_every_answer_is_of_the_wanted_kind(scores: list[Score]) -> None:
     assert {s.right_kind for s in scores if s.setting == "local"} == {100}
     assert min(s.right_kind for s in scores if s.setting == "global") < 100
+    assert {s.right_kind for s in scores if s.method == "exact-kind"} == {100}
+
+
+def test_what_a_method_keeps_of_an_item(scores: list[Score]) -> None:
+    """16 dimensions; 2 bits of modality and three times 3 of meaning."""
+    vector, codes = 64, 11 / 8
+    expected = {m: vector for m in ("exact", "exact-kind", "fused")} | {m: codes for m in ("generate", "codes")}
+    assert {s.method: s.bytes for s in scores} == expected | {m: vector + codes for m in ("rerank", "fast")}
 
 
 def test_the_querys_own_picture_is_no_answer(model: Genius, bench: Benchmark) -> None:
@@ -120,11 +157,13 @@ def test_the_querys_own_picture_is_no_answer(model: Genius, bench: Benchmark) ->
         np.array([-1, -1]),
         np.array([0, 1]),
     )
-    score = module._score(data, data.tasks[0], "local", "exact", np.arange(2), np.array([[0, 1]]))
-    assert score.recall == {1: 100, 5: 100, 10: 100}
+    case = Case(data, np.arange(2), np.array([[0, 1]]))
+    assert case.score().recall == {1: 100, 5: 100, 10: 100}
+    assert case.score().ndcg == 1
     data.tasks[0].positives[0] = np.array([0])
-    score = module._score(data, data.tasks[0], "local", "exact", np.arange(2), np.array([[0, 1]]))
-    assert score.recall == {1: 0, 5: 0, 10: 0}
+    assert case.score().recall == {1: 0, 5: 0, 10: 0}
+    data.tasks[0].positives[0] = np.array([0, 1])  # its own picture is nothing that could have been found, either
+    assert case.score().ndcg == 1
 
 
 @dataclass
@@ -136,6 +175,12 @@ class Case:
     @property
     def task(self) -> TaskData:
         return self.split.tasks[0]
+
+    def score(self) -> Score:
+        cut = module.cuts_of(self.task.task.dataset)[-1]
+        answers = module._answers(self.split, self.task, self.pool, self.ranked, cut)
+        asked = module._Asked(self.pool, [answers], 0.0, 1.0)
+        return module._score(self.split, self.task, "local", "exact", asked)
 
 
 def make_case(seed: int, queries: int, candidates: int, answers: int) -> Case:
@@ -166,7 +211,7 @@ def answers_of(case: Case, query: int) -> list[int]:
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 30), st.integers(1, 20))
 def test_scores_against_a_loop(seed: int, queries: int, candidates: int, answers: int) -> None:
     case = make_case(seed, queries, candidates, answers)
-    score = module._score(case.split, case.task, "local", "exact", case.pool, case.ranked)
+    score = case.score()
     kinds = []
     for cut in CUTS:
         hits = [bool(set(answers_of(case, q)[:cut]) & set(case.task.positives[q].tolist())) for q in range(queries)]
@@ -179,24 +224,17 @@ def test_scores_against_a_loop(seed: int, queries: int, candidates: int, answers
     assert score.right_kind == pytest.approx(100 * float(np.mean(kinds)) if kinds else 0)
 
 
-def test_recall_is_ranx_hit_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # compiling takes a minute, running it a moment
-    from ranx import Qrels, Run
-    from ranx import evaluate as by_ranx
-
-    case = make_case(seed=1, queries=80, candidates=60, answers=20)
+def test_fashion_data_sets_are_measured_at_20_and_50_too() -> None:
+    case = make_case(seed=3, queries=40, candidates=90, answers=58)
     case.task.image[:] = -1
-    for row in case.ranked:  # ranx knows no query without an answer
-        row[0] = 0 if row[0] < 0 else row[0]
-    score = module._score(case.split, case.task, "local", "exact", case.pool, case.ranked)
-    right = {q: {f"d{row}": 1 for row in rows} for q, rows in zip(case.task.qids, case.task.positives, strict=True)}
-    found = {
-        q: {f"d{row}": 100.0 - rank for rank, row in enumerate(answers_of(case, number))}
-        for number, q in enumerate(case.task.qids)
+    case.task.task = Task("FashionIQ", 7)
+    found = [answers_of(case, query) for query in range(40)]
+    expected = {
+        cut: 100 * np.mean([bool(set(f[:cut]) & {*p}) for f, p in zip(found, case.task.positives, strict=True)])
+        for cut in (1, 5, 10, 20, 50)
     }
-    theirs = by_ranx(Qrels(right), Run(found), [f"hit_rate@{cut}" for cut in CUTS], threads=1)
-    assert {cut: 100 * float(theirs[f"hit_rate@{cut}"]) for cut in CUTS} == pytest.approx(score.recall)
-    assert 0 < score.recall[1] < score.recall[10] < 100
+    assert case.score().recall == pytest.approx(expected)
+    assert expected[10] < expected[20] < expected[50]
 
 
 def test_answers_beyond_the_last_cut_make_up_for_own_pictures(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
@@ -224,15 +262,16 @@ def test_a_limit_takes_some_queries_of_each_task(model: Genius, bench: Benchmark
         evaluate(model, bench, limit=0, console=QUIET)
 
 
-def test_sampled_queries_keep_their_own_answers(model: Genius, bench: Benchmark) -> None:
-    """Each query alone gives 0 or 100; the sample's recall is the mean of its queries'."""
-    whole = module.encode_split(model, bench, "test", None, QUIET).split.tasks[0]
-    part = module.encode_split(model, bench, "test", 3, QUIET).split.tasks[0]
+def test_sampled_queries_keep_their_own_answers_and_prompts(bench: Benchmark) -> None:
+    everything, some = (read_questions(bench, "test", limit, prompts="all") for limit in (None, 3))
+    whole, part = everything.split.tasks[0], some.split.tasks[0]
+    name = whole.task.name
     assert len(part) == len(part.image) == len(part.positives) == 3
     for row, qid in enumerate(part.qids):
         at = whole.qids.index(qid)
         assert (part.text[row], part.image[row]) == (whole.text[at], whole.image[at])
         np.testing.assert_array_equal(part.positives[row], whole.positives[at])
+        assert [text[row] for text in some.prompts[name]] == [text[at] for text in everything.prompts[name]]
 
 
 def test_beam_and_budget_reach_the_search(model: Genius, bench: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,16 +284,185 @@ def test_beam_and_budget_reach_the_search(model: Genius, bench: Benchmark, monke
         return search(self, fused, embedding, wanted, k, mode, beam, budget)
 
     monkeypatch.setattr(module.Searcher, "search", watched)
-    evaluate(model, bench, settings=("global",), beam=33, budget=44, limit=1, console=QUIET)
+    evaluate(model, bench, settings=("global",), tasks=["shapes_task0"], beam=33, budget=44, limit=1, console=QUIET)
     modes = [("generate", False), ("rerank", False), ("fast", False), ("fast", True)]
     assert seen == {(mode, 33, 44, bare) for mode, bare in modes}
+
+
+def test_a_beam_of_one_gives_one_answer(model: Genius, bench: Benchmark) -> None:
+    asked = {"settings": ("global",), "tasks": ["shapes_task0"], "console": QUIET}
+    one = evaluate(model, bench, methods=("generate", "rerank"), beam=1, **asked)
+    assert [s.recall[1] for s in one] == [s.recall[10] for s in one]
+    wide = evaluate(model, bench, methods=("generate", "rerank"), beam=50, **asked)
+    assert all(a.recall[10] < b.recall[10] for a, b in zip(one, wide, strict=True))
+
+
+def test_exact_search_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    queries, candidates = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, 23))
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 4)
+    found = module._nearest(queries, candidates, 6)
+    np.testing.assert_array_equal(found, np.argsort(-queries @ candidates.T, axis=1)[:, :6])
+    assert module._nearest(queries, candidates[:0], 6).shape == (5, 0)
+
+
+def test_all_prompts_are_the_mean_of_each_alone(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
+    asked = {"settings": ("global",), "methods": ("exact", "generate"), "tasks": ["shapes_task0", "shapes_task6"]}
+    together = evaluate(model, bench, prompts="all", console=QUIET, **asked)
+    alone = []
+    for number in range(4):
+        folder = tmp_path / str(number)
+        copy = write_tiny_benchmark(folder)
+        rows = [replace(row, prompts=row.prompts[number:] + row.prompts[:number]) for row in bench.instructions]
+        write_instructions(folder, rows)
+        alone.append(evaluate(model, copy, console=QUIET, **asked))
+    assert len(together) == 4
+    for score, *parts in zip(together, *alone, strict=True):
+        recalls = [part.recall[5] for part in parts]
+        assert score.recall[5] == pytest.approx(np.mean(recalls))
+        assert score.spread is not None
+        assert score.spread[5] == pytest.approx(np.std(recalls))
+        assert score.mrr == pytest.approx(np.mean([part.mrr for part in parts]))
+        assert score.ndcg == pytest.approx(np.mean([part.ndcg for part in parts]))
+        assert parts[0].spread is None
+    assert max(score.spread[5] for score in together if score.spread) > 0
+
+
+def test_tasks_are_chosen_by_name_or_beginning(bench: Benchmark) -> None:
+    def names(tasks: Sequence[str]) -> list[str]:
+        return [task.task.name for task in read_questions(bench, "test", tasks=tasks).split.tasks]
+
+    assert names(["shapes_task7", "shapes_task0"]) == ["shapes_task0", "shapes_task7"]
+    assert len(names(["shapes"])) == 8
+    with pytest.raises(BadData, match=r"begins with 'mscoco'.*shapes_task0, shapes_task1"):
+        names(["shapes", "mscoco"])
+
+
+def test_peers_on_the_same_vectors(model: Genius, bench: Benchmark) -> None:
+    pytest.importorskip("faiss")
+    task = Task(DATASET, 4)
+    scores = evaluate(model, bench, tasks=[task.name], methods=(*METHODS, *PEERS), console=QUIET)
+    assert [s.method for s in scores] == [*METHODS, *PEERS] * 2
+    for score in scores:
+        if score.method == "hnsw":  # in so small a pool a graph misses nothing
+            check(score, slowly(model, bench, task, score.setting, "exact"))
+            assert score.bytes > 64
+        elif score.method == "rq":
+            check(score, slowly(model, bench, task, score.setting, "rq"))
+            assert score.bytes == 11 / 8
+        elif score.method in PEERS:
+            assert score.bytes <= 11 / 8
+
+
+# What stops a run
+
+
+def test_without_faiss_peers_are_refused_before_anything_is_encoded(
+    model: Genius, bench: Benchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(module, "encode_questions", None)
+    with pytest.raises(GeniusError, match=r"pip install \"genius-search\[peers\]\""):
+        evaluate(model, bench, methods=("exact", "hnsw"), console=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"settings": ("lokal",)}, "no setting 'lokal'. Choose from local, global"),
+        ({"settings": ()}, "No setting was given"),
+        ({"methods": ("exact", "quick")}, "no method 'quick'. Choose from exact"),
+        ({"prompts": "second"}, "'second'. Choose from first, all"),
+        ({"beam": 0}, "beam is 0"),
+        ({"budget": 0}, "budget is 0"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(model: Genius, bench: Benchmark, wrong: dict, sentence: str) -> None:
+    with pytest.raises(GeniusError, match=sentence):
+        evaluate(model, bench, console=QUIET, **wrong)
 
 
 def test_an_empty_pool_is_named(model: Genius, tmp_path: Path) -> None:
     bench = write_tiny_benchmark(tmp_path)
     write_pool(tmp_path, Task(DATASET, 2), "test", [])
-    with pytest.raises(BadData, match=f"{DATASET}_task2 has no local candidates.*test"):
+    with pytest.raises(BadData, match=f"{DATASET}_task2 has no local candidates"):
         evaluate(model, bench, console=QUIET)
+
+
+def test_a_query_whose_answers_are_not_in_its_pool_is_named(model: Genius, tmp_path: Path) -> None:
+    bench = write_tiny_benchmark(tmp_path)
+    task = Task(DATASET, 0)
+    query = bench.queries(task, "test")[2]
+    write_pool(tmp_path, task, "test", [c for c in bench.pool(task, "test") if c.did not in query.positives])
+    with pytest.raises(BadData, match=f"{task.name}: no right candidate of the query {query.qid} .*local pool"):
+        evaluate(model, bench, settings=("local",), console=QUIET)
+    scores = evaluate(model, bench, settings=("global",), methods=("exact",), tasks=[task.name], console=QUIET)
+    assert len(scores) == 1
+
+
+def test_a_task_whose_every_answer_shows_the_querys_own_picture_is_named(model: Genius, tmp_path: Path) -> None:
+    bench = write_tiny_benchmark(tmp_path, tasks=(4,))
+    file = tmp_path / f"query/test/mbeir_{DATASET}_task4_test.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    own = {c.image_path: c.did for c in bench.pool(Task(DATASET, 4), "test")}
+    rows = [row | {"pos_cand_list": [own[row["query_img_path"]]]} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(BadData, match=f"{DATASET}_task4: every right candidate .* its own query"):
+        evaluate(model, bench, console=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("nan", "no vector of .*NaN"), ("!!!", "empty vector .* candidate test:text:brown_circle")],
+)
+def test_a_text_without_a_vector_is_named(model: Genius, tmp_path: Path, text: str, sentence: str) -> None:
+    bench = write_tiny_benchmark(tmp_path)
+    file = tmp_path / "cand_pool/global/mbeir_union_test_cand_pool.jsonl"
+    file.write_text(file.read_text().replace("a brown circle on white", text))
+    with pytest.raises(BadData, match=sentence):
+        evaluate(model, bench, console=QUIET)
+
+
+def test_vectors_and_ids_of_another_model_are_refused(model: Genius, bench: Benchmark) -> None:
+    made = encode_questions(model, read_questions(bench, "test", tasks=["shapes_task0"]), console=QUIET)
+
+    def scored(changed: Collection, methods: tuple[str, ...] = ("exact",)) -> list[Score]:
+        return score_collection(model, changed, methods=methods, console=QUIET)
+
+    assert len(scored(made)) == 2
+    with pytest.raises(BadModel, match="8 dimensions, the model's decoder has 16"):
+        scored(replace(made, texts=made.texts[:, :8]))
+    with pytest.raises(BadModel, match=r"another model's"):
+        scored(replace(made, codes=made.codes[:, :2]))
+    with pytest.raises(BadModel, match=r"decoder's levels \(3, 8, 8, 8\)"):
+        scored(replace(made, codes=made.codes + 8))
+    with pytest.raises(BadModel, match="do not fit 18 candidates"):
+        scored(replace(made, codes=made.codes[:5]))
+    with pytest.raises(BadData, match="pictures hold values that are not numbers"):
+        scored(replace(made, images=np.full_like(made.images, np.nan)))
+
+
+def test_a_model_without_a_quantizer_searches_by_all_but_its_codes(model: Genius, bench: Benchmark) -> None:
+    class Bare:
+        decoder, quantizer = model.decoder, None
+        fuse = staticmethod(model.fuse)
+
+    made = encode_questions(model, read_questions(bench, "test", tasks=["shapes_task0"]), console=QUIET)
+    scores = score_collection(Bare(), made, methods=METHODS[:-1], console=QUIET)
+    assert scores == score_collection(model, made, methods=METHODS[:-1], console=QUIET)
+    with pytest.raises(GeniusError, match="Without a quantizer"):
+        score_collection(Bare(), made, console=QUIET)
+
+
+def test_only_what_is_searched_is_encoded(model: Genius, tmp_path: Path) -> None:
+    """From text to text in its own pool, no picture is opened."""
+    bench = write_tiny_benchmark(tmp_path)
+    for file in tmp_path.glob("images/test/*"):
+        file.unlink()
+    asked = {"tasks": ["shapes_task1"], "methods": ("exact",), "console": QUIET}
+    assert len(evaluate(model, bench, settings=("local",), **asked)) == 1
+    with pytest.raises(BadData, match="picture cannot be read"):
+        evaluate(model, bench, settings=("local", "global"), **asked)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a picture"])
@@ -283,39 +491,6 @@ def test_a_benchmark_of_texts_alone(model: Genius, tmp_path: Path) -> None:
     scores = evaluate(model, bench, methods=("exact",), console=QUIET)
     expected = slowly(model, bench, Task(DATASET, 1), "global", "exact")
     assert [s.recall for s in scores] == [pytest.approx(expected.recall)] * 2
-
-
-def score(task: str, method: str, recall: float, kind: float = 100.0, setting: str = "local") -> Score:
-    return Score(setting, task, method, 1234, 5678, {1: 0.0, 5: recall, 10: 99.0}, kind)
-
-
-def cells(table: object) -> list[list[str]]:
-    return [list(column.cells) for column in table.columns]  # type: ignore[attr-defined]
-
-
-def test_tables_show_means_ratios_and_kinds() -> None:
-    made = [score("a", "exact", 40), score("a", "fast", 30, 50), score("b", "exact", 60), score("b", "fast", 45)]
-    made += [score("a", method, 10, setting="global") for method in ("exact", "fast")]
-    first, second = tables(made)
-    assert cells(first) == [
-        ["a", "b", "mean", "ratio to exact", "answers of the wanted kind, %"],
-        ["1,234", "1,234", "", "", ""],
-        ["5,678", "5,678", "", "", ""],
-        ["40.0", "60.0", "[bold]50.0[/]", "1.000", "100.0"],
-        ["30.0", "45.0", "[bold]37.5[/]", "0.750", "75.0"],
-    ]
-    assert "local" in str(first.title)
-    assert "global" in str(second.title)
-    without_exact = next(tables([score("a", "fast", 30)]))
-    assert cells(without_exact)[0] == ["a", "mean", "answers of the wanted kind, %"]
-
-
-def test_scores_are_written_as_json(scores: list[Score], tmp_path: Path) -> None:
-    write_scores(scores, tmp_path / "scores.json")
-    read = json.loads((tmp_path / "scores.json").read_text())
-    assert len(read) == len(scores)
-    assert read[0]["task"] == scores[0].task
-    assert read[0]["recall"] == {str(cut): value for cut, value in scores[0].recall.items()}
 
 
 def test_no_candidate_is_a_named_error_too(model: Genius, tmp_path: Path) -> None:
