@@ -54,6 +54,7 @@ def beam_search(
     max_items: int | None = None,
     modality: ArrayLike | None = None,
     tails: bool = True,
+    doubt: float = 0.0,
 ) -> list[Beams]:
     """The `width` most probable IDs of the trie for each query. z: (q, dim); width: of all queries or of each.
 
@@ -64,6 +65,8 @@ def beam_search(
       log-probability, and only its subtree is searched.
     tails: once each beam of a query has only one ID left, the set is fixed. With `tails` the rest of these IDs is
       scored and decides their order; without, the search ends there. (With `max_items` it always ends there.)
+    doubt: modalities less than this times as probable as the most probable one are not searched, unless the others
+      have fewer than `width` items; 0 searches all.
     A query's beams do not depend on the queries beside it.
     """
     vectors = torch.as_tensor(z, dtype=torch.float32, device=decoder.table.device)
@@ -72,7 +75,7 @@ def beam_search(
     check(decoder, trie, vectors, widths)
     found: list[Beams] = []
     for part in chunks(widths):
-        search = Search(decoder, trie, widths[part], wanted[part], max_items, tails)
+        search = Search(decoder, trie, widths[part], wanted[part], max_items, tails, doubt)
         found += search.run(vectors[part])
     return found
 
@@ -137,6 +140,15 @@ class Front:
         ordered = likely.take(np.lexsort((likely.lo, -likely.score, likely.query)))
         return ordered.take(ordered.ranks() < widths[ordered.query])
 
+    def beyond_doubt(self, doubt: float, widths: Ints) -> "Front":
+        """Of beams in order, those at least `doubt` times as probable as their query's first, and more for `widths`."""
+        if not doubt:
+            return self
+        first = np.searchsorted(self.query, self.query)
+        before = np.cumsum(self.hi - self.lo) - (self.hi - self.lo)
+        before -= before[first]
+        return self.take((self.score >= self.score[first] + np.log(doubt)) | (before < widths[self.query]))
+
     def filled(self, widths: Ints, max_items: int, first_code: Ints) -> "Front":
         """As `best`, and further beams in order, of the first beam's `first_code` (b,), up to `max_items` items."""
         order = np.lexsort((self.lo, -self.score, self.query))
@@ -170,9 +182,16 @@ class Search:
     """A few queries on their way down the trie together. Those that are done leave; `live` are the others' numbers."""
 
     def __init__(
-        self, decoder: Decoder, trie: Trie, widths: Ints, wanted: Ints, max_items: int | None, tails: bool
+        self,
+        decoder: Decoder,
+        trie: Trie,
+        widths: Ints,
+        wanted: Ints,
+        max_items: int | None,
+        tails: bool,
+        doubt: float,
     ) -> None:
-        self.decoder, self.trie, self.widths, self.wanted = decoder, trie, widths, wanted
+        self.decoder, self.trie, self.widths, self.wanted, self.doubt = decoder, trie, widths, wanted, doubt
         self.max_items = 0 if max_items is None else max_items
         self.tails = tails and max_items is None
         self.live = np.arange(len(widths))
@@ -206,7 +225,7 @@ class Search:
         self.output(following[0] if following else scored)
         given = self.wanted[self.live][front.query] >= 0
         front.score = np.where(given, 0.0, as_rows(scored)[front.row, front.code])
-        self.front = front.best(self.widths[self.live])
+        self.front = front.best(self.widths[self.live]).beyond_doubt(self.doubt, self.widths[self.live])
         self.leave(self.done())
 
     def descend(self) -> None:

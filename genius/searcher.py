@@ -16,6 +16,7 @@ from genius.model import Genius
 from genius.rerank import by_codes, by_embedding, reconstruction_norms, top
 from genius.trie import Trie
 
+DOUBT = 0.1  # a modality less than this times as probable as the likeliest one is not re-ranked
 MODES = ("generate", "rerank", "fast")
 
 
@@ -103,6 +104,7 @@ class Searcher:
             max_items=max(budget, k) if mode == "fast" else None,
             modality=_first_codes(wanted, len(fused)),
             tails=mode == "generate",
+            doubt=0.0 if mode == "generate" else DOUBT,
         )
         for query, found in enumerate(beams):
             if mode == "generate":

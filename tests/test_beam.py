@@ -230,3 +230,22 @@ def test_bad_input_is_refused() -> None:
         beam_search(decoder, Trie(np.array([[0, 1, 2, 6]])), queries_of(1, 0), 5)
     with pytest.raises(GeniusError, match="have 2 codes"):
         beam_search(decoder, Trie(np.array([[0, 1]])), queries_of(1, 0), 5)
+
+
+@exact
+@given(collections(), st.integers(0, 3), st.integers(1, 8), st.sampled_from([0.05, 0.3, 0.6, 1.0]))
+def test_doubtful_modalities_are_not_searched(codes: NDArray[np.uint16], seed: int, width: int, doubt: float) -> None:
+    decoder, trie = decoder_of(codes.shape[1], seed), Trie(codes)
+    z = queries_of(1, seed)
+    with torch.inference_mode():
+        first = decoder.logits(z, torch.zeros(1, codes.shape[1], dtype=torch.long))[0][0].log_softmax(-1).exp().tolist()
+    there = sorted(set(codes[:, 0].tolist()), key=lambda code: (-first[code], code))[:width]
+    kept: list[int] = []
+    for code in there:
+        if first[code] >= doubt * first[there[0]] * (1 - 1e-6) or np.isin(codes[:, 0], kept).sum() < width:
+            kept.append(code)
+    some = Trie(codes[np.isin(codes[:, 0], kept)])
+    (got,) = beam_search(decoder, trie, z, width, doubt=doubt)
+    (expected,) = beam_search(decoder, some, z, width)
+    assert paths_of(trie, got) == paths_of(some, expected)
+    np.testing.assert_allclose(got.logprob, expected.logprob, atol=1e-5)
