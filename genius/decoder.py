@@ -64,9 +64,7 @@ class DecoderConfig:
         if not 0 <= self.written <= len(self.sizes):
             raise BadModel(f"The decoder's written is {self.written}; it has only {len(self.sizes)} levels.")
         if self.written and (self.whole_vocabulary or not self.skip):
-            raise BadModel(
-                "Only a decoder with skip and without whole_vocabulary has written levels; set it to 0."
-            )
+            raise BadModel("Only a decoder with skip and without whole_vocabulary has written levels; set it to 0.")
 
     @property
     def vocabulary(self) -> int:
