@@ -44,7 +44,7 @@ from genius.quantizer import Quantizer
 from genius.runs import METHODS, SETTINGS, Score, codebook_use
 from genius.schemes import SCHEMES, UNDIVIDED, Scheme, make_scheme
 from genius.splits import SplitData, TaskData, Vocabulary, read_split
-from genius.train.config import QuantizerStageConfig, TrainConfig, _make, check
+from genius.train.config import QuantizerStageConfig, TrainConfig, check, make_config
 from genius.train.data import TrainingData
 from genius.train.decoder import DecoderStage
 from genius.train.encoder import image_vectors, text_vectors
@@ -144,7 +144,7 @@ def _row(values: dict[str, Any], size: dict[str, Any], quick: bool, where: str) 
     changes = values.get("train", {})
     if quick:
         changes = values.get("quick", changes)
-    config = _make(TrainConfig, _merged(size, changes), where)
+    config = make_config(TrainConfig, _merged(size, changes), where)
     check(config)
     return Row(
         values["name"],

@@ -105,7 +105,7 @@ class TrainConfig:
         if path is None:
             return cls()
         try:
-            return _make(cls, tomllib.loads(path.read_text()), str(path))
+            return make_config(cls, tomllib.loads(path.read_text()), str(path))
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise BadData(f"{path} cannot be read as a training configuration: {error}") from error
 
@@ -134,7 +134,7 @@ def check(config: TrainConfig) -> None:
         )
 
 
-def _make(kind: Any, values: dict[str, Any], where: str) -> Any:
+def make_config(kind: Any, values: dict[str, Any], where: str) -> Any:
     known = {f.name: f for f in fields(kind)}
     for name in values:
         if name not in known:
@@ -145,7 +145,7 @@ def _make(kind: Any, values: dict[str, Any], where: str) -> Any:
         if is_dataclass(default):
             if not isinstance(value, dict):
                 raise BadData(f"{where}: {name} is a table: write [{name}] and its settings below.")
-            made[name] = _make(type(default), value, f"{where} [{name}]")
+            made[name] = make_config(type(default), value, f"{where} [{name}]")
         elif isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
             made[name] = float(value)
         elif type(value) is not type(default):
