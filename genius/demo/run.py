@@ -48,11 +48,11 @@ EXAMPLES = (
     Example(0, "a bird that can learn to speak"),
     Example(1, "jigsaw"),
     Example(2, "a slice of cake with strawberries"),
-    Example(3, emoji="1f986"),
+    Example(3, emoji="1f3c8"),
     Example(4, emoji="1f3f0"),
     Example(6, "Which group does this belong to?", "1f954"),
     Example(7, "with dark skin tone", "1f9d1-200d-1f373"),
-    Example(8, "as a man", "1f9dc-200d-2640"),
+    Example(8, "show a man instead", "1f471-1f3fb"),
 )
 
 
