@@ -18,8 +18,8 @@ from genius.errors import BadIndex, BadItem
 from genius.items import Item, Modality, Query
 from genius.mbeir import TASKS
 
-ITEMS = 4 * 8 + 7
-"""Eight emoji, each drawn twice, described and paired, and the seven groups they are of."""
+ITEMS = 4 * 8 + 8
+"""Eight emoji, each drawn twice, described and paired, and the eight groups they are of."""
 
 
 @dataclass
@@ -137,7 +137,7 @@ def test_the_first_run_builds_the_second_only_asks(tmp_path: Path, console: Cons
 def test_what_is_shown(tmp_path: Path, console: Console) -> None:
     page = run_demo(tmp_path / "demo", console=console).read_text()
     said = printed(console)
-    for text in ("jigsaw", "picture + text → picture", "duck by Twemoji", "CC BY 4.0", "CC BY-SA 4.0"):
+    for text in ("jigsaw", "picture + text → picture", "american football by Twemoji", "CC BY 4.0", "CC BY-SA 4.0"):
         assert text in said
         assert text in page
     for command in ("genius index create my.genius", "genius index add my.genius PICTURES_FOLDER", "genius search my"):
@@ -190,4 +190,4 @@ def test_a_bad_item_stops_the_demo(tmp_path: Path, console: Console, monkeypatch
 
 def test_markup_in_names_is_not_interpreted(tmp_path: Path, console: Console) -> None:
     run_demo(tmp_path, console=console)
-    assert "[duck by Twemoji]" in printed(console)
+    assert "[american football by Twemoji]" in printed(console)
