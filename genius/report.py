@@ -5,12 +5,10 @@ Reads what `genius evaluate` (run.json), `genius ablate` (ablations.json, quanti
 fetches nothing. Knows nothing of models, benchmarks or searching: it never measures.
 """
 
-import base64
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
@@ -21,12 +19,12 @@ from rich.console import Console
 
 from genius.charts import COLOURS, Chart, Dot, Share, cloud, code_use, need, shares, short, speeds, trade_off
 from genius.errors import BadData, GeniusError
-from genius.runs import METHODS, PEERS, Score, headline
+from genius.pages import Block, Cell, Charts, Heading, Points, Table, Words, html, markdown
+from genius.runs import GROUPS, METHODS, PEERS, Score, headline
 
 FORMAT = 1
 PAGE = Path(__file__).parent / "report.html"
 SETTINGS = {"local": "Task-specific", "global": "Universal"}
-GROUPS = {"Exact search": METHODS[:3], "GENIUS": METHODS[3:], "Peers": PEERS}
 KINDS = (
     "text->image",
     "text->text",
@@ -64,53 +62,6 @@ PAPER: dict[str, dict[str, tuple[tuple[float, float, float], ...]]] = {
 Table 9 of the supplement (of which Table 2 differs in three places; only Table 9 adds up to both tables' average)."""
 
 
-# What a report is made of, for HTML and Markdown alike
-
-
-@dataclass(frozen=True)
-class Heading:
-    text: str
-    level: int = 2
-
-
-@dataclass(frozen=True)
-class Words:
-    """A paragraph. `so` is code."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Points:
-    texts: list[str]
-
-
-@dataclass(frozen=True)
-class Cell:
-    text: str
-    small: str = ""
-    look: str = ""  # a class of the page: strong, good, bad, words
-
-
-@dataclass
-class Table:
-    """rows: cells, or a string: a line that names the rows after it. sums: how many rows at the end sum up others."""
-
-    columns: list[str]
-    rows: list[list[Cell] | str]
-    over: list[tuple[str, int]] = field(default_factory=list)
-    sums: int = 0
-    folded: str = ""  # shown on demand, under this name; HTML only
-
-
-@dataclass(frozen=True)
-class Charts:
-    charts: list[Chart]
-
-
-Block = Heading | Words | Points | Table | Charts
-
-
 @dataclass
 class RunFolder:
     """What one folder holds; None where a part is missing."""
@@ -144,11 +95,11 @@ def write_report(runs: Sequence[Path], out: Path, console: Console | None = None
     page = Template(PAGE.read_text(encoding="utf-8"))
     light, dark = (" ".join(f"--c-{name}: {both[i]};" for name, both in COLOURS.items()) for i in (0, 1))
     title = escape(next(block.text for block in blocks if isinstance(block, Heading)))
-    html = page.substitute(title=title, light=light, dark=dark, body="\n".join(map(_html, blocks)))
-    out.write_text(html, encoding="utf-8", newline="\n")
-    markdown = out.with_suffix(".md")
-    markdown.write_text("\n\n".join(filter(None, map(_markdown, blocks))) + "\n", encoding="utf-8", newline="\n")
-    console.print(f"wrote {out} and {markdown}", soft_wrap=True, highlight=False)
+    written = page.substitute(title=title, light=light, dark=dark, body="\n".join(map(html, blocks)))
+    out.write_text(written, encoding="utf-8", newline="\n")
+    beside = out.with_suffix(".md")
+    beside.write_text("\n\n".join(filter(None, map(markdown, blocks))) + "\n", encoding="utf-8", newline="\n")
+    console.print(f"wrote {out} and {beside}", soft_wrap=True, highlight=False)
 
 
 def read_run(path: Path) -> RunFolder:
@@ -844,106 +795,3 @@ def _signed(value: float) -> str:
 
 def _listed(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
-
-
-# Out
-
-
-def _inline(text: str) -> str:
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-    return text.replace("GENIUS^R", "GENIUS<sup>R</sup>")
-
-
-def _html(block: Block) -> str:
-    match block:
-        case Heading():
-            return f"<h{block.level}>{_inline(block.text)}</h{block.level}>"
-        case Words():
-            return f"<p>{_inline(block.text)}</p>"
-        case Points():
-            return "<ul>" + "".join(f"<li>{_inline(text)}</li>" for text in block.texts) + "</ul>"
-        case Charts():
-            return '<div class="figures">' + "".join(map(_html_chart, block.charts)) + "</div>"
-        case Table():
-            return _html_table(block)
-
-
-def _html_chart(chart: Chart) -> str:
-    """The drawing with colours that follow the page, and as a file with those of a light page."""
-    svg = re.sub(r"<style.*?</style>", "", chart.svg, flags=re.DOTALL)  # it would hold for the whole page
-    for name, (light, _) in COLOURS.items():
-        svg = svg.replace(light, f"var(--c-{name})")
-    label = escape(chart.name, quote=True)
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-    data = base64.b64encode(chart.svg.encode()).decode()
-    link = f'<a download="{label}.svg" href="data:image/svg+xml;base64,{data}">SVG</a>'
-    return f'<figure class="figure">{svg}<figcaption>{_inline(chart.caption)} {link}</figcaption></figure>'
-
-
-def _html_table(table: Table) -> str:
-    head = ""
-    if table.over:
-        cells = [
-            f'<th colspan="{span}" class="{"over" if name else ""}">{_inline(name)}</th>' for name, span in table.over
-        ]
-        head = "<tr>" + "".join(cells) + "</tr>"
-    first = next(row for row in table.rows if not isinstance(row, str))
-    looks = ["words" if "words" in cell.look else "" for cell in first]
-    names = zip(looks, table.columns, strict=True)
-    head += "<tr>" + "".join(f'<th class="{look}">{_inline(name)}</th>' for look, name in names) + "</tr>"
-    body = []
-    for number, row in enumerate(table.rows):
-        if isinstance(row, str):
-            body.append(f'<tr class="part"><td colspan="{len(table.columns)}"><span>{_inline(row)}</span></td></tr>')
-            continue
-        look = ' class="sum"' if number >= len(table.rows) - table.sums else ""
-        body.append(f"<tr{look}>" + "".join(map(_html_cell, row)) + "</tr>")
-    made = f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(body)}</tbody></table></div>'
-    return f"<details><summary>{_inline(table.folded)}</summary>{made}</details>" if table.folded else made
-
-
-def _html_cell(cell: Cell) -> str:
-    look = f' class="{cell.look}"' if cell.look else ""
-    small = f"<small>{_inline(cell.small)}</small>" if cell.small else ""
-    return f"<td{look}>{_inline(cell.text)}{small}</td>"
-
-
-def _markdown(block: Block) -> str:
-    match block:
-        case Heading():
-            return f"{'#' * block.level} {block.text}"
-        case Words():
-            return block.text
-        case Points():
-            return "\n".join(f"- {text}" for text in block.texts)
-        case Charts():
-            return ""
-        case Table():
-            return "" if block.folded else _markdown_table(block)
-
-
-def _markdown_table(table: Table) -> str:
-    columns = list(table.columns)
-    place = 0
-    for name, span in table.over:
-        if name in ("in the paper", "here"):  # the same column names stand under both
-            columns[place : place + span] = [f"{column}, {name}" for column in columns[place : place + span]]
-        elif name and name not in GROUPS:
-            columns[place : place + span] = [f"{name} {column}" for column in columns[place : place + span]]
-        place += span
-    lines = [_markdown_row(columns), _markdown_row(["---", *["---:"] * (len(columns) - 1)])]
-    for row in table.rows:
-        if isinstance(row, str):
-            lines.append(_markdown_row([f"**{row}**", *[""] * (len(columns) - 1)]))
-        else:
-            lines.append(_markdown_row([_markdown_cell(cell) for cell in row]))
-    return "\n".join(lines)
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = f"**{cell.text}**" if "strong" in cell.look and cell.text else cell.text
-    return f"{text} ({cell.small})" if cell.small else text

@@ -30,6 +30,7 @@ METHODS = ("exact", "exact-kind", "fused", "generate", "rerank", "fast", "codes"
 search; codes: `fast` where no embeddings are kept."""
 PEERS = ("hnsw", "ivfpq", "opq", "rq")
 """Other people's searches (`genius.baselines`), for which Faiss is needed."""
+GROUPS = {"Exact search": METHODS[:3], "GENIUS": METHODS[3:], "Peers": PEERS}
 SETTINGS = ("local", "global")
 PROMPTS = ("first", "all")
 CUTS = (1, 5, 10)
