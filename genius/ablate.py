@@ -23,7 +23,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +33,7 @@ from rich.console import Console
 from torch import Tensor
 
 from genius.decoder import Decoder
+from genius.engine import Engine
 from genius.encoders import Vectors
 from genius.encoders.mini import MiniEncoder
 from genius.errors import BadData, BadModel, GeniusError
@@ -314,6 +315,10 @@ class Ablated:
     scheme: Scheme
     decoder: Decoder
     quantizer: Quantizer | None
+
+    @cached_property
+    def engine(self) -> Engine:
+        return Engine(self.decoder)
 
     @torch.inference_mode()
     def fuse(self, vectors: Vectors) -> np.ndarray:

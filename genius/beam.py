@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from numba import njit
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
-from genius.decoder import Decoder, State
+from genius.engine import Engine, State
 from genius.errors import GeniusError
 from genius.trie import Trie
 
@@ -20,12 +19,14 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+SCAN = 512  # under a node of more items, its children are looked up; of fewer, all items are looked at
+BINS = 2048  # that scores are sorted into
 ROWS_AT_ONCE = 512  # beams decoded together: enough for full speed, few enough to stay in the processor's cache
 
 
 @dataclass(frozen=True)
 class Beams:
-    """The beams of one query, best first.
+    """The beams of one query, best first; then what fills `max_items`, best first.
 
     lo, hi: (b,) ranges of the trie's sorted rows; logprob: (b,) summed over the codes scored so far.
     level: how many codes the beams have decided; as many as the trie has levels when they are whole IDs.
@@ -46,9 +47,9 @@ class Beams:
 
 
 def beam_search(
-    decoder: Decoder,
+    engine: Engine,
     trie: Trie,
-    z: ArrayLike | Tensor,
+    z: ArrayLike,
     width: int | Sequence[int],
     *,
     max_items: int | None = None,
@@ -60,7 +61,7 @@ def beam_search(
 
     max_items: a query stops as soon as no more items than this lie under its beams, which may then be short of IDs.
       What is left of that number is filled with the next best nodes of the level, of the best beam's modality: they are
-      scored already, so that more than `width` beams come out.
+      scored already. On levels that cost nothing (`Engine.free`) their children are looked at as well.
     modality: (q,) the first code where one is wanted, -1 where not. A wanted code is given, so it costs no
       log-probability, and only its subtree is searched.
     tails: once each beam of a query has only one ID left, the set is fixed. With `tails` the rest of these IDs is
@@ -69,19 +70,19 @@ def beam_search(
       have fewer than `width` items; 0 searches all.
     A query's beams do not depend on the queries beside it.
     """
-    vectors = torch.as_tensor(z, dtype=torch.float32, device=decoder.table.device)
+    vectors = np.ascontiguousarray(z, dtype=np.float32)
     widths = np.broadcast_to(np.asarray(width, dtype=np.int64), len(vectors))
     wanted = np.broadcast_to(np.asarray(-1 if modality is None else modality, dtype=np.int64), len(vectors))
-    check(decoder, trie, vectors, widths)
+    check(engine, trie, vectors, widths)
     found: list[Beams] = []
     for part in chunks(widths):
-        search = Search(decoder, trie, widths[part], wanted[part], max_items, tails, doubt)
+        search = Search(engine, trie, widths[part], wanted[part], max_items, tails, doubt)
         found += search.run(vectors[part])
     return found
 
 
-def check(decoder: Decoder, trie: Trie, z: Tensor, widths: Ints) -> None:
-    sizes, dim = decoder.config.sizes, decoder.config.dim
+def check(engine: Engine, trie: Trie, z: NDArray[np.float32], widths: Ints) -> None:
+    sizes, dim = engine.config.sizes, engine.config.dim
     if trie.levels != len(sizes):
         raise GeniusError(
             f"The trie's IDs have {trie.levels} codes, the decoder's have {len(sizes)}; rebuild the trie."
@@ -90,9 +91,11 @@ def check(decoder: Decoder, trie: Trie, z: Tensor, widths: Ints) -> None:
         raise GeniusError(f"The trie's highest codes are {trie.highest}, but the decoder's levels have {sizes} codes.")
     if z.ndim != 2 or z.shape[1] != dim:
         raise GeniusError(f"Query vectors must have shape (queries, {dim}), but got {tuple(z.shape)}.")
-    if not z.isfinite().all():
-        bad = int((~z.isfinite().all(1)).nonzero()[0])
-        raise GeniusError(f"The vector of query {bad} has values that are not finite; check what encoded it.")
+    finite = np.isfinite(z).all(axis=1)
+    if not finite.all():
+        raise GeniusError(
+            f"The vector of query {int(np.argmin(finite))} has values that are not finite; check what encoded it."
+        )
     if len(widths) and widths.min() < 1:
         raise GeniusError(f"The beam width is {widths.min()}; it must be at least 1.")
 
@@ -108,10 +111,11 @@ def chunks(widths: Ints) -> Iterator[slice]:
 
 @dataclass
 class Front:
-    """The beams of all live queries, flat: (b,) arrays sorted by query, best first within a query.
+    """The beams of all live queries, flat: (b,) arrays sorted by query, a query's own best first.
 
     query: from 0, every one with at least one beam; code: the one decided last.
     row: whose log-probabilities to continue with, a row of the decoder's last output.
+    own: whether it is one of the query's `width` beams; the others only wait for what these leave of `max_items`.
     """
 
     query: Ints
@@ -120,12 +124,15 @@ class Front:
     lo: Ints
     hi: Ints
     score: Floats
+    own: Mask
 
     def take(self, which: Mask | Ints) -> "Front":
         return Front(*(values[which] for values in vars(self).values()))
 
     def of(self, queries: Mask) -> "Front":
         """The beams of some queries, which are numbered anew."""
+        if queries.all():
+            return self
         front = self.take(queries[self.query])
         front.query = (np.cumsum(queries) - 1)[front.query]
         return front
@@ -136,8 +143,7 @@ class Front:
 
     def best(self, widths: Ints) -> "Front":
         """The `widths[query]` best of each query, in order; ties go to the lower codes, which are first in the trie."""
-        likely = self.take(above_threshold(self.query, self.score, widths))
-        ordered = likely.take(np.lexsort((likely.lo, -likely.score, likely.query)))
+        ordered = self.take(np.lexsort((self.lo, -self.score, self.query)))
         return ordered.take(ordered.ranks() < widths[ordered.query])
 
     def beyond_doubt(self, doubt: float, widths: Ints) -> "Front":
@@ -149,17 +155,6 @@ class Front:
         before -= before[first]
         return self.take((self.score >= self.score[first] + np.log(doubt)) | (before < widths[self.query]))
 
-    def filled(self, widths: Ints, max_items: int, first_code: Ints) -> "Front":
-        """As `best`, and further beams in order, of the first beam's `first_code` (b,), up to `max_items` items."""
-        order = np.lexsort((self.lo, -self.score, self.query))
-        ordered, first_code = self.take(order), first_code[order]
-        ranks = ordered.ranks()
-        kept = ranks < widths[ordered.query]
-        allowed = kept | (first_code == first_code[np.flatnonzero(ranks == 0)][ordered.query])
-        items = np.cumsum(np.where(allowed, ordered.hi - ordered.lo, 0))
-        before = np.concatenate([[0], items])[np.searchsorted(ordered.query, np.arange(len(widths)))]
-        return ordered.take(kept | (allowed & (items - before[ordered.query] <= max_items)))
-
     def padded(self, values: Ints) -> Ints:
         """(b, ...) values of the beams -> (queries, most beams of a query, ...), zero where a query has fewer."""
         ranks = self.ranks()
@@ -168,22 +163,12 @@ class Front:
         return table
 
 
-def above_threshold(query: Ints, score: Floats, widths: Ints) -> Mask:
-    """Leaves out, before sorting, what is surely not among the best. Ties stay, so sometimes more than `widths`."""
-    threshold = np.full(len(widths), -np.inf)
-    bounds = np.searchsorted(query, np.arange(len(widths) + 1))
-    for q in np.flatnonzero(np.diff(bounds) > widths):
-        scores = score[bounds[q] : bounds[q + 1]]
-        threshold[q] = np.partition(scores, len(scores) - widths[q])[len(scores) - widths[q]]
-    return score >= threshold[query]
-
-
 class Search:
     """A few queries on their way down the trie together. Those that are done leave; `live` are the others' numbers."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        engine: Engine,
         trie: Trie,
         widths: Ints,
         wanted: Ints,
@@ -191,20 +176,21 @@ class Search:
         tails: bool,
         doubt: float,
     ) -> None:
-        self.decoder, self.trie, self.widths, self.wanted, self.doubt = decoder, trie, widths, wanted, doubt
+        self.engine, self.trie, self.widths, self.wanted, self.doubt = engine, trie, widths, wanted, doubt
         self.max_items = 0 if max_items is None else max_items
         self.tails = tails and max_items is None
         self.live = np.arange(len(widths))
         self.found: dict[int, Beams] = {}
-        self.state = State([], torch.empty(0))  # until a query needs decoding at all
         self.level = 1  # codes decided by the beams in front
         self.front = self.roots()
+        self.state: State | None = None  # until a query needs decoding at all
+        self.log_probs: NDArray[np.float32]
 
-    def run(self, z: Tensor) -> list[Beams]:
+    def run(self, z: NDArray[np.float32]) -> list[Beams]:
         """z: (q, dim)"""
         self.leave(self.few_items())
         if len(self.live):
-            self.open(z[torch.from_numpy(self.live)])
+            self.open(z[self.live])
         while len(self.live):
             self.descend()
         return [self.found[query] for query in range(len(self.widths))]
@@ -214,46 +200,65 @@ class Search:
         root = np.array([[0], [len(self.trie)]])[:, : len(self.trie)]  # an empty trie has not even a root
         _, code, lo, hi = self.trie.children(root[0], root[1], 0)
         query, node = np.nonzero((self.wanted[:, None] < 0) | (self.wanted[:, None] == code))
-        return Front(query, np.zeros_like(query), code[node], lo[node], hi[node], np.zeros(len(query)))
+        own = np.ones(len(query), dtype=bool)
+        return Front(query, np.zeros_like(query), code[node], lo[node], hi[node], np.zeros(len(query)), own)
 
-    def open(self, z: Tensor) -> None:
+    def open(self, z: NDArray[np.float32]) -> None:
         """Score the first nodes and, in the same pass, what may follow them."""
         front = self.front
-        self.state = self.decoder.start(z)
-        first_codes = self.tensor(front.padded(front.code))[..., None]
-        scored, *following = self.decoder.first(self.state, first_codes[..., : self.trie.levels - 1])
-        self.output(following[0] if following else scored)
+        first_codes = front.padded(front.code)[..., None][..., : self.trie.levels - 1]
+        self.state, (scored, *following) = self.engine.open(z, first_codes)
+        front.row = front.query * scored.shape[1] + front.ranks()
         given = self.wanted[self.live][front.query] >= 0
-        front.score = np.where(given, 0.0, as_rows(scored)[front.row, front.code])
+        front.score = np.where(given, 0.0, flat(scored)[front.row, front.code])
+        self.output(following[0] if following else scored)
         self.front = front.best(self.widths[self.live]).beyond_doubt(self.doubt, self.widths[self.live])
-        self.leave(self.done())
+        one_id = ~self.trie.single(self.front.lo, self.front.hi)
+        settled = np.bincount(self.front.query, one_id, minlength=len(self.live)) == 0
+        self.leave(self.few_items() | self.over(settled))
 
     def descend(self) -> None:
         """One level further: expand all beams, keep the best, decode these unless their query is done."""
-        front = self.front
-        parent, code, lo, hi = self.trie.children(front.lo, front.hi, self.level)
-        row = front.row[parent]
-        score = front.score[parent] + self.log_probs[row, code]
-        scored = Front(front.query[parent], row, code, lo, hi, score)
-        self.front = scored.best(self.widths[self.live])
+        front, trie, level = self.front, self.trie, self.level
+        bounds = np.searchsorted(front.query, np.arange(len(self.live) + 1))
+        last = level + 1 == trie.levels
+        spare = self.max_items if not last and self.engine.free(level + 1) else 0
+        query, parent, code, lo, hi, score, own, few, settled = grow(
+            trie.columns[level],
+            trie.starts[level] if level < len(trie.starts) else trie.starts[0][:0],
+            trie.change,
+            trie.columns[0],
+            level,
+            trie.levels,
+            bounds,
+            front.lo,
+            front.hi,
+            front.score,
+            front.row,
+            front.own,
+            self.log_probs,
+            self.widths[self.live],
+            self.max_items,
+            spare,
+        )
+        self.front = Front(query, front.row[parent], code, lo, hi, score, own)
         self.level += 1
-        self.fill(scored)
-        if self.tails and self.level < self.trie.levels:
-            self.finish_tails(self.one_id_each())
-        self.leave(self.done())
+        if self.tails and not last:
+            self.finish_tails(settled)
+            settled = settled[~settled]
+            few = np.zeros(len(settled), dtype=bool)
+        self.leave(few | self.over(settled))
         if len(self.live):
-            codes, parents = self.inputs(self.front, self.front.code)
-            self.output(self.decoder.step(self.state, codes, parents))
+            self.decode()
 
-    def fill(self, scored: Front) -> None:
-        """Let go of the queries whose beams hold few enough items, with more of their scored beams in addition."""
-        few = self.few_items()
-        if self.max_items and few.any():
-            scored = scored.of(few)
-            first_code = self.trie.columns[0][scored.lo].astype(np.int64)
-            filled = scored.filled(self.widths[self.live[few]], self.max_items, first_code)
-            self.record(filled, self.live[few], self.level)
-            self.drop(few)
+    def decode(self) -> None:
+        """Score what may follow the beams in front."""
+        if self.engine.free(self.level):
+            self.log_probs, self.front.row = self.engine.left(self.state, self.level), self.front.query
+            self.state.length = self.level + 1
+        else:
+            self.output(self.engine.step(self.state, *self.inputs(self.front, self.front.code)))
+            self.front.row = self.front.query * self.width + self.front.ranks()
 
     def finish_tails(self, queries: Mask) -> None:
         """These queries' beams are decided: score the rest of their IDs at once, and let them go."""
@@ -261,34 +266,27 @@ class Search:
             return
         front = self.front.of(queries)
         codes, parents = self.inputs(front, self.trie.ids(front.lo)[:, self.level - 1 :])
-        total = self.decoder.tail(self.state_of(queries), codes, parents).cpu().numpy()
+        total = self.engine.tail(self.state_of(queries), codes, parents)
         front.score += total[front.query, front.ranks()]
         self.record(front.best(self.widths[self.live[queries]]), self.live[queries], self.trie.levels)
         self.drop(queries)
 
-    def inputs(self, front: Front, codes: Ints) -> tuple[Tensor, Tensor]:
+    def inputs(self, front: Front, codes: Ints) -> tuple[Ints, Ints]:
         """For the decoder: the beams' `codes` and, from its last output, the place of the beam that each extends."""
-        return self.tensor(front.padded(codes)), self.tensor(front.padded(front.row % self.width))
+        return front.padded(codes), front.padded(front.row % self.width)
 
-    def output(self, log_probs: Tensor) -> None:
-        """Keep what the decoder says, (q, w, codes), and which row of it belongs to each beam in front."""
+    def output(self, log_probs: NDArray[np.float32]) -> None:
+        """Keep what the decoder says, (q, w, codes)."""
         self.width = log_probs.shape[1]
-        self.log_probs = as_rows(log_probs)
-        self.front.row = self.front.query * self.width + self.front.ranks()
+        self.log_probs = flat(log_probs)
 
-    def done(self) -> Mask:
-        """(live,) which queries need no more decoding."""
-        if self.level == self.trie.levels:
-            return np.ones(len(self.live), dtype=bool)
-        return self.few_items() if self.tails else self.few_items() | self.one_id_each()
+    def over(self, settled: Mask) -> Mask:
+        """(live,) which queries need no more decoding. settled: whose beams have one ID each."""
+        return np.full(len(settled), self.level == self.trie.levels) | (settled & (not self.tails))
 
     def few_items(self) -> Mask:
         items = np.bincount(self.front.query, self.front.hi - self.front.lo, minlength=len(self.live))
         return items <= self.max_items
-
-    def one_id_each(self) -> Mask:
-        undecided = ~self.trie.single(self.front.lo, self.front.hi)
-        return np.bincount(self.front.query, undecided, minlength=len(self.live)) == 0
 
     def leave(self, queries: Mask) -> None:
         if queries.any():
@@ -302,17 +300,173 @@ class Search:
             self.found[query] = Beams(front.lo[part], front.hi[part], front.score[part], level)
 
     def drop(self, queries: Mask) -> None:
-        if not queries.all():
+        if queries.all():
+            self.live = self.live[:0]
+            return
+        if self.state is not None:
             self.state = self.state_of(~queries)
         self.front, self.live = self.front.of(~queries), self.live[~queries]
 
     def state_of(self, queries: Mask) -> State:
-        return self.state if queries.all() else self.state.select(self.tensor(np.flatnonzero(queries)))
-
-    def tensor(self, values: Ints) -> Tensor:
-        return torch.from_numpy(values).to(self.decoder.table.device)
+        return self.state if queries.all() else self.state.select(np.flatnonzero(queries))
 
 
-def as_rows(log_probs: Tensor) -> NDArray[np.float32]:
+def flat(log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
     """(q, w, codes) -> (q * w, codes)"""
-    return log_probs.flatten(0, 1).cpu().numpy()
+    return np.ascontiguousarray(log_probs).reshape(-1, log_probs.shape[-1])
+
+
+# The inner loop, compiled: one level of all queries, a few nanoseconds a node
+
+
+@njit(cache=True, nogil=True)
+def grow(  # type: ignore[no-untyped-def]
+    column, starts, change, first, level, levels, bounds, lo, hi, score, row, own, log_probs, widths, max_items, spare
+):
+    """The best children of all beams. Takes the trie's arrays, Front's, and the `widths` of the queries.
+
+    Of the children of a query's own beams the best `widths` are kept: its next own beams. If no more than `max_items`
+    items lie under these, or each has only one ID, the query is done, and what is left of `max_items` is filled with
+    other children of the best one's modality, best first. If it is not done, the best `spare` others are kept too.
+    Returns the children kept, query by query: query, parent, code, lo, hi, score, own; and for each query whether its
+    own beams hold few enough items, and whether each of them has one ID.
+    """
+    queries = len(bounds) - 1
+    room = 0
+    for q in range(queries):
+        below = 0
+        for b in range(bounds[q], bounds[q + 1]):
+            below += hi[b] - lo[b]
+        room += min(below, widths[q] + max(max_items, spare))
+    to_query, to_parent, to_code = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    to_lo, to_hi, to_score = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.float64)
+    to_own = np.empty(room, np.bool_)
+    few, settled = np.zeros(queries, np.bool_), np.ones(queries, np.bool_)
+    end = 0
+    for q in range(queries):
+        beams = slice(bounds[q], bounds[q + 1])
+        parent, child_lo, child_hi = children(starts, change, level, lo[beams], hi[beams])
+        count = len(parent)
+        child_score, mine = np.empty(count), np.empty(count, np.bool_)
+        for i in range(count):
+            b = bounds[q] + parent[i]
+            child_score[i] = score[b] + log_probs[row[b], column[child_lo[i]]]
+            mine[i] = own[b]
+        kept = best_of(child_score, child_lo, np.flatnonzero(mine), widths[q], True)
+        items = 0
+        for i in kept:
+            items += child_hi[i] - child_lo[i]
+            settled[q] &= one_id(change, child_lo[i], child_hi[i], levels)
+        few[q] = items <= max_items
+        done = few[q] or settled[q] or level + 1 == levels
+        more = max_items if done else spare
+        others = kept[:0]
+        if more > 0:
+            for i in range(count):
+                mine[i] = first[child_lo[i]] == first[child_lo[kept[0]]]
+            for i in kept:
+                mine[i] = False
+            others = best_of(child_score, child_lo, np.flatnonzero(mine), more, done)
+        for n in range(len(kept) + len(others)):
+            i = kept[n] if n < len(kept) else others[n - len(kept)]
+            if n >= len(kept) and done:
+                items += child_hi[i] - child_lo[i]
+                if items > max_items:
+                    break
+            to_query[end], to_parent[end], to_code[end] = q, bounds[q] + parent[i], column[child_lo[i]]
+            to_lo[end], to_hi[end], to_score[end], to_own[end] = child_lo[i], child_hi[i], child_score[i], n < len(kept)
+            end += 1
+    return (
+        to_query[:end],
+        to_parent[:end],
+        to_code[:end],
+        to_lo[:end],
+        to_hi[:end],
+        to_score[:end],
+        to_own[:end],
+        few,
+        settled,
+    )
+
+
+@njit(cache=True, nogil=True)
+def children(starts, change, level, lo, hi):  # type: ignore[no-untyped-def]
+    """`Trie.children` of a few nodes: parent, lo and hi of each."""
+    room = 0
+    for b in range(len(lo)):
+        if len(starts) and hi[b] - lo[b] > SCAN:
+            room += np.searchsorted(starts, hi[b]) - np.searchsorted(starts, lo[b])
+        else:
+            room += hi[b] - lo[b]
+    parent, child_lo, child_hi = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    end = 0
+    for b in range(len(lo)):
+        begin = end
+        if len(starts) and hi[b] - lo[b] > SCAN:
+            for at in range(np.searchsorted(starts, lo[b]), np.searchsorted(starts, hi[b])):
+                parent[end], child_lo[end] = b, starts[at]
+                end += 1
+        else:
+            for at in range(lo[b], hi[b]):
+                if at == lo[b] or change[at] <= level:
+                    parent[end], child_lo[end] = b, at
+                    end += 1
+        for i in range(begin, end - 1):
+            child_hi[i] = child_lo[i + 1]
+        child_hi[end - 1] = hi[b]
+    return parent[:end], child_lo[:end], child_hi[:end]
+
+
+@njit(cache=True, nogil=True)
+def best_of(score, lo, among, count, in_order):  # type: ignore[no-untyped-def]
+    """The `count` best of the children `among`; ties go to the lower `lo`."""
+    if len(among) > count:
+        threshold = largest(score[among], count)
+        likely = np.empty(len(among), np.int64)
+        end = 0
+        for i in among:
+            if score[i] >= threshold:
+                likely[end] = i
+                end += 1
+        among = likely[:end]
+    if len(among) <= count and not in_order:
+        return among
+    among = among[np.argsort(-score[among], kind="mergesort")]
+    start = 0
+    for i in range(1, len(among) + 1):
+        if i == len(among) or score[among[i]] != score[among[start]]:
+            if i - start > 1:
+                among[start:i] = among[start:i][np.argsort(lo[among[start:i]])]
+            start = i
+    return among[:count]
+
+
+@njit(cache=True, nogil=True)
+def largest(values, count):  # type: ignore[no-untyped-def]
+    """The `count`-th largest value, found by counting: only the few values in its bin are sorted."""
+    low, high = values.min(), values.max()
+    scale = (BINS - 1) / (high - low) if high - low > 1e-9 else 0.0
+    bins = np.zeros(BINS, np.int64)
+    for value in values:
+        bins[int((value - low) * scale)] += 1
+    at, above = BINS - 1, 0
+    while above + bins[at] < count:
+        above += bins[at]
+        at -= 1
+    inside = np.empty(bins[at])
+    end = 0
+    for value in values:
+        if int((value - low) * scale) == at:
+            inside[end] = value
+            end += 1
+    inside.sort()
+    return inside[len(inside) - (count - above)]
+
+
+@njit(cache=True, nogil=True)
+def one_id(change, lo, hi, levels):  # type: ignore[no-untyped-def]
+    """Whether all items under a node share one ID."""
+    for at in range(lo + 1, hi):
+        if change[at] < levels:
+            return False
+    return True

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from genius.errors import BadItem, GeniusError
+from genius.errors import BadData, BadItem, GeniusError
 
 if TYPE_CHECKING:
     from genius.index import Hit, Index
@@ -50,6 +50,14 @@ SOURCE = typer.Argument(
     "candidate pools.",
     show_default=False,
 )
+Where = Annotated[
+    str | None,
+    typer.Option(
+        help="Only items that satisfy this condition: SQL over id, text, modality and the metadata fields that "
+        "genius index info lists.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs instead of a table.")]
 
 
@@ -203,9 +211,22 @@ def index_info(path: IndexPath, as_json: AsJson = False) -> None:
     _out().print(table)
 
 
+@index_app.command(
+    "count",
+    epilog="Example: [bold]genius index count photos.genius --where \"lang = 'en' AND year >= 2000\"[/bold]",
+)
+def index_count(path: IndexPath, where: Where = None) -> None:
+    """Count the items of an index, or those that satisfy a condition."""
+    from genius.index import Index
+
+    typer.echo(Index.open(path).count(where))
+
+
 def _in_words(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{count:,} {name}" for name, count in value.items())
+        return ", ".join(
+            f"{name} ({about})" if isinstance(about, str) else f"{about:,} {name}" for name, about in value.items()
+        )
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -242,7 +263,8 @@ def index_verify(path: IndexPath) -> None:
 @app.command(
     epilog='Example: [bold]genius search photos.genius "a cat asleep on a sofa" --target image[/bold]\n\n'
     'Example: [bold]genius search photos.genius "the same in red" --image dress.jpg --instruction '
-    '"Find the product photo."[/bold]'
+    '"Find the product photo."[/bold]\n\n'
+    'Example: [bold]genius search photos.genius "cat care" --where "lang = \'en\' AND year >= 2000"[/bold]'
 )
 def search(
     path: IndexPath,
@@ -256,6 +278,11 @@ def search(
     ] = "fast",
     beam: Annotated[int, typer.Option(help="Width of the beam search.")] = 50,
     budget: Annotated[int, typer.Option(help="Most items that mode fast re-ranks.")] = 1000,
+    where: Where = None,
+    ids_from: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Only items whose id is a line of this file.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the items of an index that answer words, a picture, or both."""
@@ -263,11 +290,19 @@ def search(
     from genius.items import Query
 
     query = Query(text=words, image=image, instruction=instruction, target=target)
-    hits = Index.open(path).search(query, k=k, mode=mode, beam=beam, budget=budget)
+    ids = None if ids_from is None else _read_ids(ids_from)
+    hits = Index.open(path).search(query, k=k, mode=mode, beam=beam, budget=budget, ids=ids, where=where)
     if as_json:
         _print_json([_as_dict(hit) for hit in hits])
     else:
         _show_hits(hits)
+
+
+def _read_ids(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeError) as error:
+        raise BadData(f"{file} cannot be read ({error}). Give a text file in UTF-8 with an id a line.") from error
 
 
 def _as_dict(hit: "Hit") -> dict[str, Any]:
@@ -284,7 +319,7 @@ def _as_dict(hit: "Hit") -> dict[str, Any]:
 
 def _show_hits(hits: "list[Hit]") -> None:
     if not hits:
-        _out().print("Nothing found: the index has no items of this kind.")
+        _out().print("Nothing found: the index has no such items.")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("score", justify="right", no_wrap=True)

@@ -1,14 +1,14 @@
 """The autoregressive decoder, Sec. 4.3: from a query vector to log-probabilities of the codes of an ID, level by level.
 
 A T5 decoder (RMS norm, relative position bias, no biases, unscaled dot products, ReLU feed-forward) that attends to
-`prefix` embeddings made from the query vector (Eq. 9). It knows nothing of items, tries or beams: a caller either has
-whole IDs (training, `forward`) or walks level by level with a key/value cache (`start`, `step`).
+`prefix` embeddings made from the query vector (Eq. 9). Whole IDs go in, as in training; `genius.engine` walks level by
+level. It knows nothing of items, tries or beams.
 """
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
 import torch
@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.dropout import dropout
-from genius.errors import BadModel, GeniusError
+from genius.errors import BadModel
 
 SPECIALS = 3  # rows of the table before the first code: 0 pad (also the start of every ID), 1 end, 2 unknown, as in T5
 POSITION_BUCKETS = 32
 POSITION_MAX_DISTANCE = 128
-FEW_ROWS = 4  # matrix products of fewer rows than this round differently
 
 
 @dataclass(frozen=True)
@@ -274,162 +273,6 @@ class Decoder(nn.Module):
 
     def drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.config.dropout, self.training)
-
-    # Search: level by level, with caches. q queries, w beams of each; the caller pads to the same number of beams.
-
-    @torch.inference_mode()
-    def start(self, z: Tensor) -> "State":
-        """z: (q, dim) -> the queries' prefix keys and values, one set a query whatever the number of its beams."""
-        if self.training:
-            raise GeniusError("The decoder is in training mode, and dropout would falsify a search; call eval() first.")
-        queries, z = len(z), enough_rows(z[None])[0]
-        prefix, direct = self.prefix(z)[:queries], self.direct_logits(z)
-        keys = [block.prefix_keys(prefix) for block in self.blocks]
-        return State(keys, self.causal_bias(self.levels), None if direct is None else direct[:queries, None])
-
-    @torch.inference_mode()
-    def first(self, state: "State", codes: Tensor) -> list[Tensor]:
-        """Open beams with the first m codes of their IDs, in one pass. codes: (q, w, m), m may be 0.
-
-        Returns m + 1 log-probabilities: of level 0, ..., m, each (q, w, sizes[level]) and given the codes before it.
-        """
-        beams, codes = codes.shape[1], enough_rows(codes)
-        tokens = F.pad(codes + self.starts[: codes.shape[-1]], (1, 0))  # behind the start token 0
-        levels = tokens.shape[-1]
-        hidden = self.advance(state, tokens[..., : self.written])
-        written = [
-            self.log_probs(hidden[:, :, level], level, state.direct)[:, :beams] for level in range(hidden.shape[2])
-        ]
-        left = [self.left_log_probs(state, level).expand(-1, beams, -1) for level in range(len(written), levels)]
-        state.length = levels
-        return written + left
-
-    @torch.inference_mode()
-    def step(self, state: "State", codes: Tensor, parents: Tensor) -> Tensor:
-        """One level further. codes: (q, w), chosen last; parents: (q, w), which beam of the last call each one extends.
-
-        Returns (q, w, sizes[level]): log-probabilities of the next level's codes. w may differ from call to call.
-        """
-        if state.length >= self.written:
-            state.length += 1
-            return self.left_log_probs(state, state.length - 1).expand(-1, codes.shape[1], -1)
-        beams, codes, parents = codes.shape[1], enough_rows(codes), enough_rows(parents)
-        hidden = self.advance(state, (codes + self.starts[state.length - 1])[..., None], parents)
-        return self.log_probs(hidden[:, :, 0], state.length - 1, state.direct)[:, :beams]
-
-    @torch.inference_mode()
-    def tail(self, state: "State", codes: Tensor, parents: Tensor) -> Tensor:
-        """Score the rest of IDs that are already decided, in one pass.
-
-        codes: (q, w, m), the code chosen last and all that follow it; parents: as in `step`.
-        Returns (q, w) float64: the summed log-probability of codes[..., 1:].
-        """
-        beams, codes, parents = codes.shape[1], enough_rows(codes), enough_rows(parents)
-        level = state.length - 1
-        written = max(0, self.written - state.length)  # how many of codes[..., 1:] the layers decide
-        total = torch.zeros(codes.shape[:2], dtype=torch.float64, device=codes.device)
-        if written:
-            tokens = codes[..., :written] + self.starts[level : level + written]
-            hidden = self.advance(state, tokens, parents)
-        for i in range(1, codes.shape[-1]):
-            if i <= written:
-                log_probs = self.log_probs(hidden[:, :, i - 1], level + i, state.direct)
-            else:
-                log_probs = self.left_log_probs(state, level + i).expand(-1, codes.shape[1], -1)
-            total += log_probs.gather(-1, codes[..., i, None])[..., 0]
-        return total[:, :beams]
-
-    def left_log_probs(self, state: "State", level: int) -> Tensor:
-        """Of a level that is left to the linear path, the same for all beams of a query: (q, 1, sizes[level])."""
-        assert state.direct is not None
-        return state.direct[..., self.rows(level)].log_softmax(-1)
-
-    def log_probs(self, hidden: Tensor, level: int, direct: Tensor | None) -> Tensor:
-        """hidden: (q, w, d_model), direct: (q, 1, vocabulary) -> (q, w, sizes[level])"""
-        if not self.config.whole_vocabulary:
-            return self.level_logits(hidden, level, direct).log_softmax(-1)
-        logits = self.all_logits(hidden, direct)
-        return logits[..., self.rows(level)] - logits.logsumexp(-1, keepdim=True)
-
-    def advance(self, state: "State", tokens: Tensor, parents: Tensor | None = None) -> Tensor:
-        """Feed every beam its next tokens and cache their keys and values. tokens: (q, w, m) -> (q, w, m, d_model)."""
-        queries, beams, new = tokens.shape
-        rows = state.rows(parents)
-        x = F.embedding(tokens, self.table).view(queries, beams * new, -1)
-        for layer, block in enumerate(self.blocks):
-            qkv = block.self_qkv(block.self_norm(x)).view(queries * beams, new, -1)
-            q, kv = qkv.tensor_split([qkv.shape[-1] // 3], dim=-1)
-            seen = state.remember(layer, kv, rows)
-            x = x + block.self_out(cached_attention(q, seen, state.bias).view(queries, beams * new, -1))
-            x = block.after_self_attention(x, *state.prefix[layer])
-        state.beams, state.length = beams, state.length + new
-        return self.final_norm(x).view(queries, beams, new, -1)
-
-
-@dataclass
-class State:
-    """Where a search by `Decoder.first`, `step` and `tail` stands.
-
-    prefix: for each layer the queries' prefix keys and values, (q, heads, N, d_kv).
-    cache: for each layer the keys and values of the tokens so far, (length, q * beams, 2 * heads * d_kv).
-    """
-
-    prefix: list[tuple[Tensor, Tensor]]
-    bias: Tensor  # (heads, levels, levels)
-    direct: Tensor | None = None  # (q, 1, vocabulary)
-    cache: list[Tensor] = field(default_factory=list)
-    beams: int = 0
-    length: int = 0
-
-    def select(self, queries: Tensor) -> "State":
-        """The state of some of the queries only. queries: (s,) their numbers."""
-        of_query = [cached.unflatten(1, (-1, self.beams)) for cached in self.cache]
-        return State(
-            [(keys[queries], values[queries]) for keys, values in self.prefix],
-            self.bias,
-            None if self.direct is None else self.direct[queries],
-            [cached[:, queries].flatten(1, 2) for cached in of_query],
-            self.beams,
-            self.length,
-        )
-
-    def rows(self, parents: Tensor | None) -> Tensor | None:
-        """parents: (q, w) beams within their query -> (q * w,) rows of the cache."""
-        if parents is None:
-            return None
-        queries = torch.arange(len(parents), device=parents.device)[:, None]
-        return (queries * self.beams + parents).flatten()
-
-    def remember(self, layer: int, new: Tensor, rows: Tensor | None) -> Tensor:
-        """Reorder a layer's cache to `rows` and append `new`, (rows, m, ...) -> all of it, (length + m, rows, ...)."""
-        new = new.transpose(0, 1)
-        if rows is None:
-            self.cache.append(new.contiguous())
-        else:
-            grown = new.new_empty(self.length + len(new), *new.shape[1:])
-            torch.index_select(self.cache[layer], 1, rows, out=grown[: self.length])
-            grown[self.length :] = new
-            self.cache[layer] = grown
-        return self.cache[layer]
-
-
-def enough_rows(beams: Tensor) -> Tensor:
-    """(q, w, ...) with w repeated where rows are few, so that a query's scores are the same alone and in a batch."""
-    few = beams.shape[0] * beams.shape[1] < FEW_ROWS
-    return beams.repeat(1, FEW_ROWS, *[1] * (beams.ndim - 2)) if few else beams
-
-
-def cached_attention(q: Tensor, seen: Tensor, bias: Tensor) -> Tensor:
-    """Each row's new positions look back at its own. q: (rows, m, inner); seen: (length, rows, 2 * inner) -> as q."""
-    (rows, new, _), length, heads = q.shape, len(seen), len(bias)
-    keys, values = seen.view(length, rows, 2, heads, -1).unbind(2)
-    bias = bias[:, length - new : length, :length]
-    q = q.unflatten(-1, (heads, -1))
-    if new == 1:  # products this small are quicker element by element than as calls of a matrix product
-        weights = ((keys * q[:, 0]).sum(-1) + bias[:, 0].T[:, None]).softmax(0)
-        return (weights[..., None] * values).sum(0)
-    q, keys, values = q.transpose(1, 2), keys.permute(1, 2, 0, 3), values.permute(1, 2, 0, 3)
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias[None], scale=1.0).transpose(1, 2).flatten(2)
 
 
 def position_bucket(distance: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ made (the model) or how answers are found (Searcher): it keeps the items, and ke
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,16 +22,20 @@ import pyarrow.compute as pc
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from genius.conditions import check_condition, unusable
 from genius.encoders import Vectors
 from genius.errors import BadIndex, BadItem, GeniusError
 from genius.items import Item, Modality, Query
 from genius.model import Genius
-from genius.searcher import Found, Searcher, check_search
+from genius.searcher import Found, Part, Searcher, check_search
 from genius.storage import (
     ITEM_COLUMNS,
+    OPEN_COLUMNS,
     Header,
+    field_columns,
     has_id,
     item_to_row,
+    metadata_fields,
     open_dataset,
     read_matrix,
     row_to_item,
@@ -40,6 +44,7 @@ from genius.storage import (
 )
 
 BATCH = 128  # items that are prepared and encoded together
+PARTS = 8  # filters whose items are remembered
 COMMIT = 2048  # rows that are written together: every write is a file and a version of its own
 _VERIFIED = ("id", "modality", "image", "codes", "embedding")
 
@@ -65,12 +70,17 @@ class AddReport:
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """What an index holds. `ids` counts the distinct IDs (code sequences); items that look alike can share one."""
+    """What an index holds.
+
+    ids: how many distinct IDs (code sequences) there are; items that look alike can share one.
+    fields: the metadata fields that conditions can name, and whether each is "text", "number" or "boolean".
+    """
 
     path: str
     items: int
     modalities: dict[str, int]
     ids: int
+    fields: dict[str, str]
     model: str | None
     fingerprint: str
     sizes: tuple[int, ...]
@@ -96,6 +106,7 @@ class Index:
     >>> index = Index.create("photos.genius", Genius.from_pretrained("mini"))  # doctest: +SKIP
     >>> index.add([Item("p1", image="cat.jpg"), Item("t1", text="How to groom a cat")])  # doctest: +SKIP
     >>> index.search(Query(text="a cat asleep on a sofa", target="image"), k=10)  # doctest: +SKIP
+    >>> index.search(Query(text="cat care"), where="lang = 'en' AND year >= 2000")  # doctest: +SKIP
 
     An open index is a snapshot: what other processes write is seen after this one's next write, or when opened again.
     """
@@ -106,6 +117,7 @@ class Index:
         self._dataset = dataset
         self._model = model
         self._searcher: Searcher | None = None  # its rows are the dataset's, in order; None: to be read when needed
+        self._parts: dict[tuple[str | None, frozenset[str] | None], Part] = {}  # of that searcher, the latest last
 
     @classmethod
     def create(
@@ -257,6 +269,7 @@ class Index:
         table = pa.concat_tables(tables) if tables else self.header.schema().empty_table()
         if not len(table):
             return 0
+        table = self._with_fields(table)
         if replace:
             last = {id: row for row, id in enumerate(table["id"].to_pylist())}
             merge = self._dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
@@ -268,10 +281,22 @@ class Index:
             self._transact(lambda: self._dataset.insert(table), lambda searcher: searcher.extend(codes, embeddings))
         return len(table)
 
+    def _with_fields(self, table: pa.Table) -> pa.Table:
+        """With a column for every metadata field of the dataset, which gets those that are new."""
+        self._catch_up()
+        known = metadata_fields(self._dataset, self.header)
+        columns = field_columns(table["metadata"].to_pylist(), known, table.schema.names)
+        new = [pa.field(name, column.type) for name, column in columns.items() if name not in known]
+        if new:
+            self._transact(lambda: self._dataset.add_columns(new), lambda searcher: searcher)
+        for name, column in columns.items():
+            table = table.append_column(name, column)
+        return table
+
     def _transact(self, write: Callable[[], Any], update: Callable[[Searcher], Searcher] | None) -> Any:
         """Write to the dataset; then bring the searcher in step by `update`, or leave it to be read anew."""
         version, searcher = self._dataset.version, self._searcher
-        self._searcher = None
+        self._searcher, self._parts = None, {}
         try:
             result = write()
         except OSError as error:
@@ -290,7 +315,7 @@ class Index:
         """See what other processes have written since this index was opened."""
         if self._dataset.latest_version != self._dataset.version:
             self._dataset.checkout_latest()
-            self._searcher = None
+            self._searcher, self._parts = None, {}
 
     @property
     def codes(self) -> np.ndarray:
@@ -316,33 +341,109 @@ class Index:
         """Those of the ids that the index has."""
         return set(self._dataset.to_table(columns=["id"], filter=has_id(ids))["id"].to_pylist()) if ids else set()
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """What conditions can name, and what each is: "text", "number" or "boolean"."""
+        return dict.fromkeys(OPEN_COLUMNS, "text") | metadata_fields(self._dataset, self.header)
+
+    def count(self, where: str | None = None) -> int:
+        """How many items satisfy a condition (see `search`); without one, how many there are."""
+        return len(self) if where is None else len(self._rows(where, None))
+
+    def filter(self, where: str, limit: int | None = None) -> list[Item]:
+        """The items that satisfy a condition (see `search`), in the order of the index; at most `limit` of them."""
+        if limit is not None and limit < 1:
+            raise GeniusError(f"limit is {limit}; it must be at least 1.")
+        table = self._evaluate(where, lambda: self._dataset.to_table(columns=ITEM_COLUMNS, filter=where, limit=limit))
+        return [row_to_item(row) for row in table.to_pylist()]
+
+    def _evaluate(self, where: str, read: Callable[[], Any]) -> Any:
+        """What `read` gives; it hands the condition to Lance."""
+        check_condition(where, set(self.header.schema().names).difference(OPEN_COLUMNS))
+        try:
+            return read()
+        except ValueError as error:
+            raise unusable(where, error, self.fields) from error
+
+    def _part(self, ids: Collection[str] | None, where: str | None) -> Part | None:
+        """The rows that a filter leaves; None for no filter. The last few are remembered until the index changes."""
+        if isinstance(ids, str):
+            raise GeniusError(f"ids is the string {ids!r}. Write a list of ids.")
+        if ids is None and where is None:
+            return None
+        key = where, None if ids is None else frozenset(ids)
+        part = self._parts.pop(key, None) or self.searcher.part(self._rows(*key))
+        self._parts[key] = part
+        while len(self._parts) > PARTS:
+            del self._parts[next(iter(self._parts))]
+        return part
+
+    def _rows(self, where: str | None, ids: frozenset[str] | None) -> np.ndarray:
+        """The rows that satisfy a condition and have one of the ids: places among all rows that are not deleted."""
+        columns = ["_rowoffset"] if ids is None else ["_rowoffset", "id"]
+        if where is None:
+            table = self._dataset.to_table(columns=columns)
+        else:
+            table = self._evaluate(where, lambda: self._dataset.to_table(columns=columns, filter=where))
+        if ids is not None:
+            table = table.filter(pc.is_in(table["id"], value_set=pa.array(ids, pa.string())))
+        return table["_rowoffset"].to_numpy().astype(np.int64)
+
     @overload
     def search(
-        self, query: Query, k: int = 10, mode: str = "fast", beam: int = 50, budget: int = 1000
+        self,
+        query: Query,
+        k: int = 10,
+        mode: str = "fast",
+        beam: int = 50,
+        budget: int = 1000,
+        ids: Collection[str] | None = None,
+        where: str | None = None,
     ) -> list[Hit]: ...
 
     @overload
     def search(
-        self, query: Sequence[Query], k: int = 10, mode: str = "fast", beam: int = 50, budget: int = 1000
+        self,
+        query: Sequence[Query],
+        k: int = 10,
+        mode: str = "fast",
+        beam: int = 50,
+        budget: int = 1000,
+        ids: Collection[str] | None = None,
+        where: str | None = None,
     ) -> list[list[Hit]]: ...
 
     def search(
-        self, query: Query | Sequence[Query], k: int = 10, mode: str = "fast", beam: int = 50, budget: int = 1000
+        self,
+        query: Query | Sequence[Query],
+        k: int = 10,
+        mode: str = "fast",
+        beam: int = 50,
+        budget: int = 1000,
+        ids: Collection[str] | None = None,
+        where: str | None = None,
     ) -> list[Hit] | list[list[Hit]]:
         """The k best items for a query, best first; for a list of queries, a list of such lists.
 
         mode: "generate", "rerank" or "fast"; beam and budget: see `Searcher.search`. A query with a target gets only
-        items of that kind. Fewer than k hits come back only when the index has fewer items of the kind.
+        items of that kind.
+        ids: only items with one of these ids.
+        where: only items that satisfy this condition: SQL as Lance reads it, over `id`, `text`, `modality` ("image",
+          "text" or "image,text"), the metadata fields, and `metadata`, all of them as JSON. Names that are no plain
+          words go between backticks. A field is text, number or boolean, as the first items that have it decide
+          (`fields` says which), and null where an item has no such value; lists and objects are in `metadata` only.
+        Items that a filter leaves out are never looked at: fewer than k hits come back only when fewer items are left.
         """
         queries = [query] if isinstance(query, Query) else list(query)
         for asked in queries:
             if not isinstance(asked, Query):
                 raise GeniusError(f"search takes a Query or a list of them, not {asked!r}. Write Query(text=...).")
         check_search(k, mode, beam, budget)
+        among = self._part(ids, where)
         if not queries:
             return []
         wanted = [asked.wanted for asked in queries]
-        found = self.search_vectors(self.model.encode_queries(queries), wanted, k, mode, beam, budget)
+        found = self._search(self.model.encode_queries(queries), wanted, k, mode, beam, budget, among)
         hits = self._hits(found)
         return hits[0] if isinstance(query, Query) else hits
 
@@ -354,9 +455,24 @@ class Index:
         mode: str = "fast",
         beam: int = 50,
         budget: int = 1000,
+        ids: Collection[str] | None = None,
+        where: str | None = None,
     ) -> Found:
         """Like `search`, for encoded queries: rows of this index's `codes` and their scores."""
-        return self.searcher.search(self.model.fuse(vectors), vectors.embedding(), wanted, k, mode, beam, budget)
+        return self._search(vectors, wanted, k, mode, beam, budget, self._part(ids, where))
+
+    def _search(
+        self,
+        vectors: Vectors,
+        wanted: Sequence[Modality | None] | None,
+        k: int,
+        mode: str,
+        beam: int,
+        budget: int,
+        among: Part | None,
+    ) -> Found:
+        fused, embedding = self.model.fuse(vectors), vectors.embedding()
+        return self.searcher.search(fused, embedding, wanted, k, mode, beam, budget, among)
 
     def _hits(self, found: Found) -> list[list[Hit]]:
         """The items behind the rows, read in one go."""
@@ -380,6 +496,7 @@ class Index:
             items=len(self),
             modalities={modality.label: int(kinds[modality]) for modality in Modality},
             ids=len(np.unique(self.codes, axis=0)),
+            fields=metadata_fields(self._dataset, self.header),
             version=self._dataset.version,
             bytes=sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file()),
             **header,
@@ -413,7 +530,10 @@ class Index:
         codes = to_matrix(batch["codes"])
         checks = [
             ((codes >= np.array(self.header.sizes)).any(1), "its codes are not the model's. Upsert the item."),
-            (codes[:, 0] != np.asarray(batch["modality"]), "its first code is not its modality. Upsert the item."),
+            (
+                codes[:, 0] != [Modality.parse(label) for label in batch["modality"].to_pylist()],
+                "its first code is not its modality. Upsert the item.",
+            ),
         ]
         if self.header.embeddings:
             finite = np.isfinite(to_matrix(batch["embedding"])).all(1)
@@ -462,7 +582,7 @@ def _sort(prepared: Iterable[_Prepared | BadItem], seen: set[str] | None, bad: l
 
 
 def _hit(record: dict[str, Any], score: float) -> Hit:
-    return Hit(record["id"], score, Modality(record["modality"]), tuple(record["codes"]), row_to_item(record))
+    return Hit(record["id"], score, Modality.parse(record["modality"]), tuple(record["codes"]), row_to_item(record))
 
 
 @contextmanager

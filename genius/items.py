@@ -187,6 +187,8 @@ def _check_metadata(owner: str, value: object) -> None:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise BadItem(owner, f"the metadata must be a dict with string keys, not {_kind(value)}.")
     for key, entry in value.items():
+        if printable(key) != key:
+            raise BadItem(owner, f"the metadata key {printable(key)!r} holds characters that are not valid Unicode.")
         try:
             json.dumps(entry, allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError, RecursionError) as error:

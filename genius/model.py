@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from genius.decoder import Decoder, DecoderConfig
+from genius.engine import Engine
 from genius.encoders import Encoder, Prepared, Vectors, load_encoder
 from genius.errors import BadImage, BadItem, BadModel, GeniusError
 from genius.fusion import Fusion
 from genius.images import load_image
 from genius.items import Item, Query, clean_text
 from genius.quantizer import Quantizer
+from genius.threads import over_blocks
 
 FORMAT = 1
 BUNDLED = Path(__file__).parent / "models"
@@ -57,6 +60,11 @@ class Genius:
     @property
     def dim(self) -> int:
         return self.encoder.dim
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The decoder as a search uses it."""
+        return Engine(self.decoder)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -94,13 +102,16 @@ class Genius:
 
     # From vectors to codes
 
-    @torch.inference_mode()
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """(n, d) float32: the fused vectors z, which quantizer and decoder work on."""
-        image, text = torch.from_numpy(vectors.image).split(4096), torch.from_numpy(vectors.text).split(4096)
-        if not len(vectors):
-            return np.empty((0, self.dim), dtype=np.float32)
-        fused: np.ndarray = torch.cat([self.fusion(i, t) for i, t in zip(image, text, strict=True)]).numpy()
+        image, text = torch.from_numpy(vectors.image), torch.from_numpy(vectors.text)
+        fused = np.empty((len(vectors), self.dim), dtype=np.float32)
+
+        @torch.inference_mode()  # each thread has a mode of its own
+        def fuse_block(block: slice) -> None:
+            fused[block] = self.fusion(image[block], text[block]).numpy()
+
+        over_blocks(fuse_block, len(vectors), 1024)
         return fused
 
     def codes(self, vectors: Vectors) -> np.ndarray:

@@ -7,6 +7,7 @@ tables, and no embedding is needed. Knows nothing of how the candidates were fou
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float32]
@@ -17,8 +18,11 @@ ROWS_AT_ONCE = 16384  # vectors rebuilt together when their lengths are computed
 
 def by_embedding(query: ArrayLike, vectors: ArrayLike) -> Floats:
     """query: (d,), vectors: (n, d) -> (n,) inner products: cosines, if all of them are L2-normalised."""
-    # Unlike a matrix product, einsum rounds equal rows equally wherever they stand, so ties stay ties.
-    return np.einsum("nd,d->n", np.asarray(vectors, np.float32), np.asarray(query, np.float32))
+    # Unlike a matrix product, a sum of each row rounds equal rows equally wherever they stand, so ties stay ties.
+    # Torch, because it widens half-precision numbers many times faster than numpy.
+    rows = torch.from_numpy(np.ascontiguousarray(vectors)).float()
+    scores: Floats = (rows * torch.from_numpy(np.ascontiguousarray(query, np.float32))).sum(1).numpy()
+    return scores
 
 
 def by_codes(

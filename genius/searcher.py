@@ -17,6 +17,7 @@ from genius.rerank import by_codes, by_embedding, reconstruction_norms, top
 from genius.trie import Trie
 
 DOUBT = 0.1  # a modality less than this times as probable as the likeliest one is not re-ranked
+FEW = 8  # a part of fewer than one in so many rows gets a trie of its own; it is cut out of the whole trie otherwise
 MODES = ("generate", "rerank", "fast")
 
 
@@ -25,6 +26,21 @@ class Found(NamedTuple):
 
     rows: np.ndarray
     scores: np.ndarray
+
+
+class Part(NamedTuple):
+    """Some rows of a searcher, to search among: made by `Searcher.part`.
+
+    trie: of their IDs; rows: (n,) the searcher's row for each of the trie's, or None where they are the same.
+    """
+
+    trie: Trie
+    rows: np.ndarray | None = None
+
+    def under(self, beams: Beams) -> np.ndarray:
+        """The searcher's rows under the beams, beam after beam."""
+        rows = self.trie.leaves(beams.lo, beams.hi)
+        return rows if self.rows is None else self.rows[rows]
 
 
 def check_search(k: int, mode: str, beam: int, budget: int) -> None:
@@ -69,6 +85,15 @@ class Searcher:
         embeddings = None if self.embeddings is None else self.embeddings[rows]
         return Searcher(self.model, self.codes[rows], embeddings)
 
+    def part(self, rows: np.ndarray) -> Part:
+        """These rows as something to search among. rows: row numbers, in any order; answers keep these numbers."""
+        keep = np.zeros(len(self), bool)
+        keep[rows] = True
+        rows = np.flatnonzero(keep)  # in order, each once
+        if len(rows) * FEW < len(self):
+            return Part(Trie(self.codes[rows]), rows)
+        return Part(self.trie.restrict(keep))
+
     def search(
         self,
         fused: np.ndarray,
@@ -78,6 +103,7 @@ class Searcher:
         mode: str = "fast",
         beam: int = 50,
         budget: int = 1000,
+        among: Part | None = None,
     ) -> Found:
         """The k best rows for each query, whatever the other queries are.
 
@@ -86,6 +112,7 @@ class Searcher:
         mode: "generate" ranks IDs by log-probability (the paper's GENIUS); "rerank" ranks the items under the beams'
           IDs by similarity (GENIUS^R); "fast" does so as soon as no more than `budget` items lie under the beams.
         beam, budget: never less than k, so that k items are found where there are so many.
+        among: the rows that may come out, as `part` gives them; the answers are those of a collection of these alone.
         """
         check_search(k, mode, beam, budget)
         fused, embedding = np.asarray(fused, np.float32), np.asarray(embedding, np.float32)
@@ -94,11 +121,12 @@ class Searcher:
             raise GeniusError(f"The vector of query {bad[0]} holds values that are not numbers (NaN). Check the query.")
         rows = np.full((len(fused), k), -1, np.int64)
         scores = np.full((len(fused), k), -np.inf, np.float32)
-        if not len(self):
+        part = Part(self.trie) if among is None else among
+        if not len(part.trie):
             return Found(rows, scores)
         beams = beam_search(
-            self.model.decoder,
-            self.trie,
+            self.model.engine,
+            part.trie,
             fused,
             max(beam, k),
             max_items=max(budget, k) if mode == "fast" else None,
@@ -108,21 +136,20 @@ class Searcher:
         )
         for query, found in enumerate(beams):
             if mode == "generate":
-                best, score = self._in_order(found, k)
+                best, score = self._in_order(part, found, k)
             else:
-                best, score = self._reranked(found, fused[query], embedding[query], k)
+                best, score = self._reranked(part, found, fused[query], embedding[query], k)
             rows[query, : len(best)], scores[query, : len(best)] = best, score
         return Found(rows, scores)
 
-    def _in_order(self, beams: Beams, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def _in_order(self, part: Part, beams: Beams, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The items of each beam in turn, with the beam's log-probability: items that share an ID share a score."""
-        rows = self.trie.leaves(beams.lo, beams.hi)
-        return rows[:k], np.repeat(beams.logprob, beams.hi - beams.lo)[:k]
+        return part.under(beams)[:k], np.repeat(beams.logprob, beams.hi - beams.lo)[:k]
 
     def _reranked(
-        self, beams: Beams, fused: np.ndarray, embedding: np.ndarray, k: int
+        self, part: Part, beams: Beams, fused: np.ndarray, embedding: np.ndarray, k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        rows = np.sort(self.trie.leaves(beams.lo, beams.hi))  # so that ties go to the lower row
+        rows = np.sort(part.under(beams))  # so that ties go to the lower row
         if self.embeddings is not None:
             scores = by_embedding(embedding, self.embeddings[rows])
         else:

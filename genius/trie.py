@@ -36,8 +36,8 @@ class Trie:
     def _fill(self, columns: list[NDArray[np.unsignedinteger]], order: NDArray[np.int32]) -> None:
         self.columns, self.order = columns, order
         self.highest = tuple(int(column.max(initial=0)) for column in columns)  # code of each level
-        self._change = first_change(columns)
-        self._starts = node_starts(self._change, len(columns))
+        self.change = first_change(columns)
+        self.starts = node_starts(self.change, len(columns))
 
     def __len__(self) -> int:
         return len(self.order)
@@ -48,7 +48,7 @@ class Trie:
 
     @property
     def nbytes(self) -> int:
-        arrays = (*self.columns, self.order, self._change, *self._starts)
+        arrays = (*self.columns, self.order, self.change, *self.starts)
         return sum(array.nbytes for array in arrays)
 
     def children(self, lo: ArrayLike, hi: ArrayLike, level: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -58,14 +58,14 @@ class Trie:
         order, ascending code within a parent.
         """
         lo, hi = positions(lo), positions(hi)
-        if level < len(self._starts):
-            starts = self._starts[level]
+        if level < len(self.starts):
+            starts = self.starts[level]
             first, last = np.searchsorted(starts, lo), np.searchsorted(starts, hi)
             parent, index = concatenate_ranges(first, last)
             child_lo = starts[index].astype(np.int64)
         else:  # nearly every row starts a node here, and ranges are short
             parent, index = concatenate_ranges(lo, hi)
-            begins = self._change[index] <= level
+            begins = self.change[index] <= level
             parent, child_lo = parent[begins], index[begins]
         code = self.columns[level][child_lo].astype(np.int64)
         return parent, code, child_lo, next_start(parent, child_lo, hi)

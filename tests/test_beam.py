@@ -13,6 +13,7 @@ from test_decoder import golden_decoder, tiny
 
 from genius.beam import Beams, beam_search
 from genius.decoder import Decoder
+from genius.engine import Engine
 from genius.errors import GeniusError
 from genius.trie import Trie
 
@@ -22,10 +23,10 @@ exact = settings(deadline=None, derandomize=True, max_examples=40)
 
 
 @functools.cache
-def decoder_of(levels: int, seed: int) -> Decoder:
+def engine_of(levels: int, seed: int) -> Engine:
     """Every second one leaves its finer levels to the linear path."""
     shape = {"skip": True, "written": 1 + seed % levels} if seed % 2 else {}
-    return tiny(SIZES[:levels], seed, **shape)
+    return Engine(tiny(SIZES[:levels], seed, **shape))
 
 
 @st.composite
@@ -72,7 +73,7 @@ def as_rows(codes: NDArray[np.uint16]) -> list[Path]:
 
 def test_beams_are_the_published_ones() -> None:
     trie = Trie(golden.tensor("cand_codes").numpy())
-    found = beam_search(golden_decoder(), trie, golden.tensor("query_fused"), 10)
+    found = beam_search(Engine(golden_decoder()), trie, golden.tensor("query_fused"), 10)
     for beams, codes, logprob in zip(found, golden.tensor("beam_codes"), golden.tensor("beam_logprob"), strict=True):
         assert trie.ids(beams.lo).tolist() == codes.tolist()
         np.testing.assert_allclose(beams.logprob, logprob.numpy(), atol=1e-3)
@@ -81,9 +82,9 @@ def test_beams_are_the_published_ones() -> None:
 @exact
 @given(collections(), st.integers(0, 3))
 def test_wide_beams_equal_brute_force(codes: NDArray[np.uint16], seed: int) -> None:
-    decoder, trie, z = decoder_of(codes.shape[1], seed), Trie(codes), queries_of(2, seed)
-    for beams, vector in zip(beam_search(decoder, trie, z, len(codes)), z, strict=True):
-        expected = scores_of(decoder, vector, sorted(set(as_rows(codes))))
+    engine, trie, z = engine_of(codes.shape[1], seed), Trie(codes), queries_of(2, seed)
+    for beams, vector in zip(beam_search(engine, trie, z, len(codes)), z, strict=True):
+        expected = scores_of(engine.decoder, vector, sorted(set(as_rows(codes))))
         assert paths_of(trie, beams) == sorted(expected, key=lambda path: (-expected[path], path))
         np.testing.assert_allclose(beams.logprob, sorted(expected.values(), reverse=True), atol=1e-4)
         assert sorted(trie.leaves(beams.lo, beams.hi).tolist()) == list(range(len(codes)))
@@ -92,9 +93,9 @@ def test_wide_beams_equal_brute_force(codes: NDArray[np.uint16], seed: int) -> N
 @exact
 @given(collections(), st.integers(1, 6), st.integers(0, 3))
 def test_narrow_beams_equal_a_slow_search(codes: NDArray[np.uint16], width: int, seed: int) -> None:
-    decoder, trie, z = decoder_of(codes.shape[1], seed), Trie(codes), queries_of(2, seed)
-    for beams, vector in zip(beam_search(decoder, trie, z, width), z, strict=True):
-        expected = slow_beam_search(decoder, vector[None], as_rows(codes), width)
+    engine, trie, z = engine_of(codes.shape[1], seed), Trie(codes), queries_of(2, seed)
+    for beams, vector in zip(beam_search(engine, trie, z, width), z, strict=True):
+        expected = slow_beam_search(engine.decoder, vector[None], as_rows(codes), width)
         assert paths_of(trie, beams) == [path for path, _ in expected]
         np.testing.assert_allclose(beams.logprob, [score for _, score in expected], atol=1e-4)
 
@@ -109,12 +110,12 @@ def test_narrow_beams_equal_a_slow_search(codes: NDArray[np.uint16], width: int,
 def test_a_query_gets_the_same_alone_and_in_a_batch(
     codes: NDArray[np.uint16], queries: list[tuple[int, int]], max_items: int | None, tails: bool
 ) -> None:
-    decoder, trie, z = decoder_of(codes.shape[1], 0), Trie(codes), queries_of(len(queries), 0)
+    engine, trie, z = engine_of(codes.shape[1], 0), Trie(codes), queries_of(len(queries), 0)
     widths, wanted = (list(values) for values in zip(*queries, strict=True))
-    together = beam_search(decoder, trie, z, widths, modality=wanted, max_items=max_items, tails=tails)
+    together = beam_search(engine, trie, z, widths, modality=wanted, max_items=max_items, tails=tails)
     for i, beams in enumerate(together):
         options = {"modality": wanted[i : i + 1], "max_items": max_items, "tails": tails}
-        (alone,) = beam_search(decoder, trie, z[i : i + 1], widths[i], **options)  # type: ignore[arg-type]
+        (alone,) = beam_search(engine, trie, z[i : i + 1], widths[i], **options)  # type: ignore[arg-type]
         assert (alone.level, alone.lo.tolist(), alone.hi.tolist()) == (
             beams.level,
             beams.lo.tolist(),
@@ -128,10 +129,10 @@ def test_a_query_gets_the_same_alone_and_in_a_batch(
 def test_stopping_early_keeps_all_candidates(
     codes: NDArray[np.uint16], width: int, max_items: int, modality: int
 ) -> None:
-    decoder, trie, z = decoder_of(codes.shape[1], 1), Trie(codes), queries_of(1, 1)
-    (whole,) = beam_search(decoder, trie, z, width, modality=[modality])
-    (short,) = beam_search(decoder, trie, z, width, modality=[modality], tails=False)
-    (fast,) = beam_search(decoder, trie, z, width, modality=[modality], max_items=max_items)
+    engine, trie, z = engine_of(codes.shape[1], 1), Trie(codes), queries_of(1, 1)
+    (whole,) = beam_search(engine, trie, z, width, modality=[modality])
+    (short,) = beam_search(engine, trie, z, width, modality=[modality], tails=False)
+    (fast,) = beam_search(engine, trie, z, width, modality=[modality], max_items=max_items)
     candidates = set(trie.leaves(whole.lo, whole.hi).tolist())
     assert set(trie.leaves(short.lo, short.hi).tolist()) == candidates
     assert set(trie.leaves(fast.lo, fast.hi).tolist()) >= candidates
@@ -144,8 +145,8 @@ def test_stopping_early_keeps_all_candidates(
 def test_what_is_left_of_the_budget_is_filled_best_first(
     codes: NDArray[np.uint16], width: int, max_items: int, seed: int
 ) -> None:
-    decoder, trie, z = decoder_of(codes.shape[1], seed), Trie(codes), queries_of(1, seed)
-    (fast,) = beam_search(decoder, trie, z, width, max_items=max_items)
+    engine, trie, z = engine_of(codes.shape[1], seed), Trie(codes), queries_of(1, seed)
+    (fast,) = beam_search(engine, trie, z, width, max_items=max_items)
     if fast.level == 1 or len(fast) <= width:
         return  # everything fitted, or nothing was left
     assert fast.items <= max_items
@@ -154,12 +155,12 @@ def test_what_is_left_of_the_budget_is_filled_best_first(
     assert (first[width:] == first[0]).all()
     # All nodes that the search has scored at this level: children of the best `width` nodes above.
     rows = as_rows(codes)
-    above = slow_beam_search(decoder, z, [row[: fast.level - 1] for row in rows], width)
+    above = slow_beam_search(engine.decoder, z, [row[: fast.level - 1] for row in rows], width)
     nodes = sorted({row[: fast.level] for row in rows if any(row[: fast.level - 1] == path for path, _ in above)})
     found = [tuple(row) for row in trie.ids(fast.lo)[:, : fast.level].tolist()]
     left = max_items - fast.items
     missing = [node for node in nodes if node not in found and node[0] == first[0]]
-    scores = scores_of(decoder, z, nodes)
+    scores = scores_of(engine.decoder, z, nodes)
     if missing:
         best = max(missing, key=lambda node: scores[node])
         assert sum(row[: fast.level] == best for row in rows) > left
@@ -169,17 +170,17 @@ def test_what_is_left_of_the_budget_is_filled_best_first(
 @exact
 @given(collections(), st.integers(1, 6), st.integers(0, 2))
 def test_a_wanted_modality_searches_its_subtree_only(codes: NDArray[np.uint16], width: int, modality: int) -> None:
-    decoder, trie, z = decoder_of(codes.shape[1], 2), Trie(codes), queries_of(1, 2)
-    (beams,) = beam_search(decoder, trie, z, width, modality=[modality])
+    engine, trie, z = engine_of(codes.shape[1], 2), Trie(codes), queries_of(1, 2)
+    (beams,) = beam_search(engine, trie, z, width, modality=[modality])
     rows = [row for row in as_rows(codes) if row[0] == modality]
     if not rows:
         assert len(beams) == 0
         return
-    expected = slow_beam_search(decoder, z, rows, width)
+    expected = slow_beam_search(engine.decoder, z, rows, width)
     assert paths_of(trie, beams) == [path for path, _ in expected]
     free = (
         np.array([score for _, score in expected])
-        - decoder.logits(z, torch.tensor(rows[:1]))[0].log_softmax(-1)[0, modality].item()
+        - engine.decoder.logits(z, torch.tensor(rows[:1]))[0].log_softmax(-1)[0, modality].item()
     )
     np.testing.assert_allclose(beams.logprob, free, atol=1e-4)
 
@@ -190,62 +191,67 @@ def test_ties_go_to_the_lower_codes() -> None:
         decoder.table.zero_()  # every code of a level is equally probable
     codes = np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16)
     trie = Trie(codes)
-    (beams,) = beam_search(decoder, trie, queries_of(1, 0), 7)
+    (beams,) = beam_search(Engine(decoder), trie, queries_of(1, 0), 7)
     assert paths_of(trie, beams) == sorted(set(as_rows(codes)))[:7]
 
 
 def test_a_batch_larger_than_one_chunk_comes_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, z = tiny(SIZES), queries_of(9, 0)
+    engine, z = Engine(tiny(SIZES)), queries_of(9, 0)
     trie = Trie(np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16))
-    whole = beam_search(decoder, trie, z, 5)
+    whole = beam_search(engine, trie, z, 5)
     monkeypatch.setattr("genius.beam.ROWS_AT_ONCE", 11)
-    for a, b in zip(whole, beam_search(decoder, trie, z, 5), strict=True):
+    for a, b in zip(whole, beam_search(engine, trie, z, 5), strict=True):
         assert a.lo.tolist() == b.lo.tolist()
 
 
 def test_few_items_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = tiny(SIZES)
+    engine = Engine(tiny(SIZES))
     trie = Trie(np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16))
-    monkeypatch.setattr(decoder, "start", None)
-    (beams,) = beam_search(decoder, trie, queries_of(1, 0), 5, max_items=60)
+    monkeypatch.setattr(engine, "open", None)
+    (beams,) = beam_search(engine, trie, queries_of(1, 0), 5, max_items=60)
     assert sorted(trie.leaves(beams.lo, beams.hi).tolist()) == list(range(60))
 
 
 def test_empty_trie_and_no_queries() -> None:
-    decoder, empty = tiny(SIZES), Trie(np.zeros((0, 4), np.uint16))
-    assert [len(beams) for beams in beam_search(decoder, empty, queries_of(2, 0), 5)] == [0, 0]
-    assert [len(beams) for beams in beam_search(decoder, empty, queries_of(2, 0), 5, max_items=10)] == [0, 0]
-    assert beam_search(decoder, Trie(np.array([[0, 1, 2, 3]])), queries_of(0, 0), 5) == []
+    engine, empty = Engine(tiny(SIZES)), Trie(np.zeros((0, 4), np.uint16))
+    assert [len(beams) for beams in beam_search(engine, empty, queries_of(2, 0), 5)] == [0, 0]
+    assert [len(beams) for beams in beam_search(engine, empty, queries_of(2, 0), 5, max_items=10)] == [0, 0]
+    assert beam_search(engine, Trie(np.array([[0, 1, 2, 3]])), queries_of(0, 0), 5) == []
 
 
 def test_bad_input_is_refused() -> None:
-    decoder, trie = tiny(SIZES), Trie(np.array([[0, 1, 2, 3]]))
+    engine, trie = Engine(tiny(SIZES)), Trie(np.array([[0, 1, 2, 3]]))
     with pytest.raises(GeniusError, match="width is 0"):
-        beam_search(decoder, trie, queries_of(1, 0), 0)
+        beam_search(engine, trie, queries_of(1, 0), 0)
     with pytest.raises(GeniusError, match="shape"):
-        beam_search(decoder, trie, torch.randn(1, 7), 5)
+        beam_search(engine, trie, torch.randn(1, 7), 5)
     with pytest.raises(GeniusError, match="query 1"):
-        beam_search(decoder, trie, [[0.0] * 8, [float("nan")] * 8], 5)
+        beam_search(engine, trie, [[0.0] * 8, [float("nan")] * 8], 5)
     with pytest.raises(GeniusError, match="highest codes"):
-        beam_search(decoder, Trie(np.array([[0, 1, 2, 6]])), queries_of(1, 0), 5)
+        beam_search(engine, Trie(np.array([[0, 1, 2, 6]])), queries_of(1, 0), 5)
     with pytest.raises(GeniusError, match="have 2 codes"):
-        beam_search(decoder, Trie(np.array([[0, 1]])), queries_of(1, 0), 5)
+        beam_search(engine, Trie(np.array([[0, 1]])), queries_of(1, 0), 5)
 
 
 @exact
 @given(collections(), st.integers(0, 3), st.integers(1, 8), st.sampled_from([0.05, 0.3, 0.6, 1.0]))
 def test_doubtful_modalities_are_not_searched(codes: NDArray[np.uint16], seed: int, width: int, doubt: float) -> None:
-    decoder, trie = decoder_of(codes.shape[1], seed), Trie(codes)
+    engine, trie = engine_of(codes.shape[1], seed), Trie(codes)
     z = queries_of(1, seed)
     with torch.inference_mode():
-        first = decoder.logits(z, torch.zeros(1, codes.shape[1], dtype=torch.long))[0][0].log_softmax(-1).exp().tolist()
+        first = (
+            engine.decoder.logits(z, torch.zeros(1, codes.shape[1], dtype=torch.long))[0][0]
+            .log_softmax(-1)
+            .exp()
+            .tolist()
+        )
     there = sorted(set(codes[:, 0].tolist()), key=lambda code: (-first[code], code))[:width]
     kept: list[int] = []
     for code in there:
         if first[code] >= doubt * first[there[0]] * (1 - 1e-6) or np.isin(codes[:, 0], kept).sum() < width:
             kept.append(code)
     some = Trie(codes[np.isin(codes[:, 0], kept)])
-    (got,) = beam_search(decoder, trie, z, width, doubt=doubt)
-    (expected,) = beam_search(decoder, some, z, width)
+    (got,) = beam_search(engine, trie, z, width, doubt=doubt)
+    (expected,) = beam_search(engine, some, z, width)
     assert paths_of(trie, got) == paths_of(some, expected)
     np.testing.assert_allclose(got.logprob, expected.logprob, atol=1e-5)

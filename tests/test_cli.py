@@ -196,6 +196,39 @@ def test_search_shows_text_as_it_is(run, path, pictures):
     assert "a blue [bold] square" in run("search", path, "a blue square", "--target", "pair").out
 
 
+def test_search_and_count_with_filters(run, path, tmp_path):
+    more = tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"id": "m0", "text": "gatto", "lang": "it", "year": 1999}))
+    run("index", "add", path, more)
+
+    def found(*options: object) -> list[str]:
+        return sorted(hit["id"] for hit in json.loads(run("search", path, "cat", "--json", *options).out))
+
+    assert found("--where", "lang = 'it' AND year < 2000") == ["m0"]
+    assert found("--where", "lang = 'en'") == ["t0", "t1", "t2"]
+    (tmp_path / "ids.txt").write_text("t1\r\nm0\nnobody\n\n", encoding="utf-8-sig")
+    assert found("--ids-from", tmp_path / "ids.txt") == ["m0", "t1"]
+    assert found("--ids-from", tmp_path / "ids.txt", "--where", "lang = 'en'") == ["t1"]
+    assert "Nothing found" in run("search", path, "cat", "--where", "lang = 'fr'").out
+    assert run("index", "count", path).out == "4\n"
+    assert run("index", "count", path, "--where", "year IS NULL").out == "3\n"
+    assert "lang (text), year (number)" in run("index", "info", path).out
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--where", "colour = 'red'"], "The fields of this index are id (text), text (text)"),
+        (["--where", "lang ="], "cannot be used"),
+        (["--ids-from", "missing.txt"], "missing.txt cannot be read"),
+    ],
+)
+def test_filters_that_cannot_be_used_are_explained(run, path, options, sentence):
+    result = run("search", path, "cat", *options)
+    assert result.status == 1
+    assert sentence in result.err
+
+
 def test_search_that_finds_nothing_says_so(run, path):
     result = run("search", path, "cat", "--target", "image")
     assert result.status == 0

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.decoder import Decoder, DecoderConfig, dropout, position_bucket
-from genius.errors import BadModel, GeniusError
+from genius.errors import BadModel
 
 T5_BLOCK = {  # our names -> the published ones; several are stacked into one matrix
     "self_norm": ["layer.0.layer_norm"],
@@ -125,43 +125,6 @@ def test_the_linear_path_adds_the_products_with_the_code_vectors(whole_vocabular
         plain.start_skip(books, gain=3.0)
 
 
-SHAPES = [{}, {"skip": True}, {"whole_vocabulary": True, "skip": True}, {"whole_vocabulary": True}] + [
-    {"skip": True, "written": written} for written in (1, 2, 3, 4)
-]
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_steps_with_reordered_beams_equal_teacher_forcing(shape: dict[str, Any]) -> None:
-    decoder = tiny(**shape)
-    z, queries = torch.randn(3, 8), torch.arange(3)[:, None]
-    state = decoder.start(z)
-    codes = some_codes(decoder.config.sizes[:1], 3, 2)
-    log_probs = decoder.first(state, codes)
-    for level, width in ((1, 4), (2, 3)):
-        parents = torch.randint(0, codes.shape[1], (3, width))
-        codes = torch.cat([codes[queries, parents], some_codes(decoder.config.sizes[level : level + 1], 3, width)], -1)
-        log_probs.append(decoder.step(state, codes[..., -1], parents))
-    codes = torch.cat([codes, some_codes(decoder.config.sizes[-1:], 3, 3)], -1)
-    expected = decoder(z.repeat_interleave(3, 0), codes.flatten(0, 1)).view(3, 3, 4)
-    for level in (2, 3):
-        got = log_probs[level]
-        if level == 2:
-            got = got[queries, parents]
-        torch.testing.assert_close(got.gather(-1, codes[..., level, None])[..., 0], expected[..., level])
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_first_and_tail_equal_teacher_forcing(shape: dict[str, Any]) -> None:
-    decoder = tiny(**shape)
-    z, codes = torch.randn(3, 8), some_codes(decoder.config.sizes, 3, 5)
-    state = decoder.start(z)
-    level0, level1 = decoder.first(state, codes[..., :1])
-    total = level0.gather(-1, codes[..., :1])[..., 0] + level1.gather(-1, codes[..., 1:2])[..., 0]
-    total = total + decoder.tail(state, codes[..., 1:], torch.arange(5).expand(3, 5))
-    expected = decoder(z.repeat_interleave(5, 0), codes.flatten(0, 1)).sum(1).view(3, 5)
-    torch.testing.assert_close(total.float(), expected)
-
-
 def test_levels_that_are_not_written_are_left_to_the_linear_path() -> None:
     whole, short = tiny(skip=True), tiny(skip=True, written=2)
     short.load_state_dict(whole.state_dict())
@@ -176,28 +139,6 @@ def test_levels_that_are_not_written_are_left_to_the_linear_path() -> None:
 def test_written_levels_need_a_linear_path_and_must_exist(bad: dict[str, Any]) -> None:
     with pytest.raises(BadModel, match="written"):
         tiny(**bad)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_selected_queries_go_on_alone(shape: dict[str, Any]) -> None:
-    decoder = tiny(**shape)
-    codes, parents = some_codes(decoder.config.sizes, 4, 2), torch.tensor([[1, 0]]).expand(4, 2)
-    state = decoder.start(torch.randn(4, 8))
-    decoder.first(state, codes[..., :1])
-    chosen = torch.tensor([3, 1])
-    alone = decoder.step(state.select(chosen), codes[chosen, :, 1], parents[chosen])
-    torch.testing.assert_close(alone, decoder.step(state, codes[..., 1], parents)[chosen])
-
-
-def test_a_query_scores_the_same_alone_and_in_a_batch() -> None:
-    decoder = tiny()
-    z, codes, parents = torch.randn(9, 8), some_codes(decoder.config.sizes, 9, 1), torch.zeros(9, 1, dtype=torch.long)
-    together = decoder.start(z)
-    firsts, step = decoder.first(together, codes[..., :1]), decoder.step(together, codes[..., 1], parents)
-    for i in range(9):
-        alone = decoder.start(z[i : i + 1])
-        torch.testing.assert_close(decoder.first(alone, codes[i : i + 1, :, :1])[1], firsts[1][i : i + 1])
-        torch.testing.assert_close(decoder.step(alone, codes[i : i + 1, :, 1], parents[:1]), step[i : i + 1])
 
 
 def test_position_buckets_are_t5s() -> None:
@@ -216,8 +157,6 @@ def test_dropout_only_in_training() -> None:
     torch.testing.assert_close(decoder(z, codes), decoder(z, codes))
     decoder.train()
     assert not torch.allclose(decoder(z, codes), decoder(z, codes))
-    with pytest.raises(GeniusError, match="eval"):
-        decoder.start(z)
 
 
 def test_dropout_zeroes_its_part_and_keeps_the_mean() -> None:

@@ -213,17 +213,18 @@ def test_what_is_no_index_is_not_opened(tmp_path, model):
         Index.open(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', "\0\1\2"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', "\0\1\2"])
 def test_a_damaged_header_is_named(index, model, content):
     (index.path / "index.json").write_text(content)
     with pytest.raises(BadIndex, match=r"index\.json is damaged"):
         Index.open(index.path, model)
 
 
-def test_an_index_of_a_later_format_is_refused(index, model):
+@pytest.mark.parametrize("format", [1, 99])
+def test_an_index_of_another_format_is_refused(index, model, format):
     header = json.loads((index.path / "index.json").read_text())
-    (index.path / "index.json").write_text(json.dumps(header | {"format": 99}))
-    with pytest.raises(BadIndex, match="index format 99, this version reads 1"):
+    (index.path / "index.json").write_text(json.dumps(header | {"format": format}))
+    with pytest.raises(BadIndex, match=f"index format {format}, this version reads 2. Build it anew"):
         Index.open(index.path, model)
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from fakes import tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from genius.beam import beam_search
 from genius.encoders import Vectors
@@ -91,7 +93,7 @@ def test_fast_finds_whatever_rerank_finds_and_better(searcher, queries):
 def test_rerank_orders_the_items_of_the_best_ids(searcher, queries):
     similarity = queries.embedding() @ searcher.embeddings.astype(np.float32).T
     found = ask(searcher, queries, k=4, mode="rerank", beam=5)
-    beams = beam_search(searcher.model.decoder, searcher.trie, searcher.model.fuse(queries), 5)
+    beams = beam_search(searcher.model.engine, searcher.trie, searcher.model.fuse(queries), 5)
     for query, best in enumerate(beams):
         items = searcher.trie.leaves(best.lo, best.hi)
         assert found.rows[query].tolist() == items[np.argsort(-similarity[query, items])][:4].tolist()
@@ -156,6 +158,39 @@ def test_extended_and_selected_searchers_answer_as_if_built_anew(model, items, q
     found, expected = (ask(one, queries, k=10, mode=mode, beam=20, budget=50) for one in (changed, build(items[keep])))
     assert (found.rows == expected.rows).all()
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_searching_a_part_is_searching_a_collection_of_it_alone(model, items, queries, data):
+    n = data.draw(st.sampled_from([1, 2, 30, N]))
+    ids = data.draw(st.integers(1, n))  # fewer than n: items share IDs
+    codes = model.codes(items)[np.arange(n) % ids]
+    embeddings = items.embedding()[:n] if data.draw(st.booleans()) else None
+    whole = Searcher(model, codes, embeddings)
+    rows = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=data.draw(st.sampled_from([3, n]))))), int)
+    options = {
+        "k": data.draw(st.sampled_from([1, 5, n + 1])),
+        "mode": data.draw(st.sampled_from(MODES)),
+        "beam": data.draw(st.sampled_from([1, 10, n])),
+        "budget": data.draw(st.sampled_from([1, 20])),
+        "wanted": data.draw(st.none() | st.lists(st.sampled_from([None, *Modality]), min_size=7, max_size=7)),
+    }
+    shuffled = np.array(data.draw(st.permutations(rows.tolist())), int)
+    found = ask(whole, queries, among=whole.part(shuffled), **options)
+    alone = ask(whole.select(rows), queries, **options)
+    expected = np.where(alone.rows < 0, -1, np.append(rows, -1)[alone.rows])
+    assert (found.rows == expected).all()
+    np.testing.assert_array_equal(found.scores, alone.scores)
+    if options["wanted"] is None:
+        assert ((found.rows >= 0).sum(1) == min(options["k"], len(rows))).all()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 1])
+def test_small_and_large_parts_are_searched_alike(searcher, queries, share):
+    rows = np.flatnonzero(np.random.default_rng(3).random(N) < share)
+    found = ask(searcher, queries, k=N, mode="fast", among=searcher.part(rows))
+    assert (np.sort(found.rows)[:, N - len(rows) :] == rows).all()
 
 
 def test_nothing_is_found_in_an_empty_collection(searcher, queries):

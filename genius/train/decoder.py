@@ -9,6 +9,7 @@ from torch import Tensor
 
 from genius.beam import beam_search
 from genius.decoder import Decoder, DecoderConfig
+from genius.engine import Engine
 from genius.train.batches import Pairs
 from genius.train.config import DecoderStageConfig
 from genius.train.data import TrainingData
@@ -84,11 +85,11 @@ class DecoderStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """Recall@5 of `generate` in each task's own pool (any hit, %), on some of its queries."""
-        figures = {}
+        figures, engine = {}, Engine(self.decoder)
         for task, z in zip(self.data.val.tasks, self.val_queries, strict=True):
             assert task.pool is not None
             trie = Trie(self.val_codes[task.pool].numpy())
-            found = beam_search(self.decoder, trie, z, VALIDATION_BEAM)
+            found = beam_search(engine, trie, z, VALIDATION_BEAM)
             hits = []
             for number, beams in enumerate(found):
                 rows = task.pool[trie.leaves(beams.lo, beams.hi)]

@@ -1,0 +1,148 @@
+"""What `search.py` searches: models, collections of any size, and queries.
+
+Two kinds. `paper_material` has a decoder of the paper's size with random weights (how long it takes does not depend on
+what it has learned) and IDs drawn for it. `mini_material` has the bundled model and vectors of real items, mixed to as
+many as are needed (see `scale.py`), and IDs that are really theirs.
+
+Knows how to make these; knows nothing of searching or of time.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scale
+import torch
+from rich.progress import Progress
+
+from genius.decoder import Decoder, DecoderConfig
+from genius.encoders import Vectors
+from genius.fusion import Fusion
+from genius.model import Genius
+from genius.quantizer import Quantizer
+
+PAPER = DecoderConfig(768, (3, *[4096] * 8))
+BLOCK = 65_536
+
+
+@dataclass(frozen=True)
+class Material:
+    """A collection and queries for it; its first items are a smaller collection.
+
+    make_model: gives the model, a new one each time, so that it can be made for a number of threads.
+    codes: (n, levels) uint16; embeddings: (n, dim) float16, as an index keeps them; queries: (q, dim) float32 each.
+    modality: (q,) the one that answers shall have, where it is given.
+    codes_seconds: what it took to give an item its codes; 0 where they were drawn.
+    """
+
+    make_model: Callable[[], Genius]
+    codes: np.ndarray
+    embeddings: np.ndarray
+    fused: np.ndarray
+    asked: np.ndarray
+    modality: np.ndarray
+    about: str
+    codes_seconds: float = 0.0
+
+
+class NoEncoder:
+    """In the place of an encoder where vectors are drawn, not encoded."""
+
+    kind = "none"
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def pixels(self, image: Any) -> np.ndarray:
+        raise NotImplementedError
+
+    def encode(self, inputs: Any, progress: bool = False) -> Vectors:
+        raise NotImplementedError
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def config(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+def random_model(config: DecoderConfig) -> Genius:
+    """T5's initialisation, the same weights every time."""
+    torch.manual_seed(0)
+    quantizer = Quantizer(config.dim, config.sizes[1], len(config.sizes) - 1)
+    return Genius(NoEncoder(config.dim), Fusion(config.dim, 8), quantizer, Decoder(config))
+
+
+def paper_material(size: int, queries: int, progress: Progress, config: DecoderConfig = PAPER) -> Material:
+    """`size` IDs for a random decoder. Embeddings repeat after a while, which no search notices."""
+    rng = np.random.default_rng(0)
+    fused = unit(rng.standard_normal((queries, config.dim), dtype=np.float32))
+    codes = likely_codes(random_model(config).decoder, fused, size, progress)
+    block = unit(rng.standard_normal((min(size, BLOCK), config.dim), dtype=np.float32)).astype(np.float16)
+    embeddings = np.empty((size, config.dim), np.float16)
+    for start in range(0, size, BLOCK):
+        embeddings[start : start + BLOCK] = block[: size - start]
+    modality = np.arange(queries) % config.sizes[0]
+    about = "random weights, IDs drawn from what the decoder finds likely"
+    return Material(partial(random_model, config), codes, embeddings, fused, fused, modality, about)
+
+
+@torch.inference_mode()
+def likely_codes(decoder: Decoder, fused: np.ndarray, size: int, progress: Progress) -> np.ndarray:
+    """(size, levels) uint16, drawn from the distribution of codes that the decoder has on the mean of queries.
+
+    Clustered, because some codes are several times as common as others, and where the beams go, because a trained
+    decoder too finds those codes likely that many items have. It is harder than what a trained decoder meets: this one
+    hardly heeds the query, so that all beams go to the most common codes. Modalities are equally frequent.
+    """
+    generator = torch.Generator().manual_seed(0)
+    z = torch.from_numpy(fused).repeat(-(-256 // len(fused)), 1)[:256]
+    sizes = decoder.config.sizes
+    some = torch.stack([torch.randint(0, count, (len(z),), generator=generator) for count in sizes], dim=1)
+    rng = np.random.default_rng(0)
+    codes = np.empty((size, len(sizes)), np.uint16)
+    bar = progress.add_task(f"drawing {size:,} IDs", total=len(sizes))
+    for level, scores in enumerate(decoder.logits(z, some)):
+        share = scores.mean(0).double().softmax(0).numpy()
+        edges = np.cumsum(np.full(sizes[0], 1 / sizes[0]) if level == 0 else share)[:-1]
+        codes[:, level] = np.searchsorted(edges, rng.random(size))
+        progress.advance(bar)
+    progress.remove_task(bar)
+    return codes
+
+
+def mini_material(run: Path, size: int, queries: int, progress: Progress) -> Material:
+    """`size` items with the codes and embeddings that `mini` gives them, made block by block."""
+    make_model = partial(Genius.from_pretrained, "mini")
+    model = make_model()
+    about, items, asked = scale.base_vectors(model, run, progress)
+    asked = asked[:queries]
+    rng = np.random.default_rng(1)
+    first, second = rng.integers(0, len(items), (2, size))
+    weight = rng.uniform(0.5, 0.9, size).astype(np.float32)
+    real = rng.permutation(len(items))[:size]
+    first[: len(real)], weight[: len(real)] = real, 1
+    codes = np.empty((size, len(model.sizes)), np.uint16)
+    embeddings = np.empty((size, model.dim), np.float16)
+    bar, spent = progress.add_task(f"codes of {size:,} items", total=size), 0.0
+    for start in range(0, size, scale.BLOCK):
+        block = slice(start, start + scale.BLOCK)
+        mixed = (scale.mixture(part, first[block], second[block], weight[block]) for part in (items.image, items.text))
+        vectors = Vectors(*mixed)
+        began = time.perf_counter()
+        codes[block] = model.codes(vectors)
+        spent += time.perf_counter() - began
+        embeddings[block] = vectors.embedding()
+        progress.advance(bar, len(vectors))
+    progress.remove_task(bar)
+    modality = np.full(len(asked), items[:1].modality[0])
+    about = f"vectors of {len(items):,} {about}, mixed to the sizes below"
+    return Material(make_model, codes, embeddings, model.fuse(asked), asked.embedding(), modality, about, spent / size)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

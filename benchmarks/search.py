@@ -1,0 +1,507 @@
+"""How fast searching is: ours against the published decoding path and against Faiss, in one run on one machine.
+
+    python benchmarks/search.py OUT [--decoders paper,mini] [--sizes 10000,100000,1000000,5600000] [--batches 1,32]
+        [--threads 1,2] [--vectors RUN] [--quick]
+    python benchmarks/search.py OUT --page docs/performance.md     # write what was measured into the page
+
+Measured are milliseconds a query, from ready vectors to the ten best items at beam 50; the part of the ten nearest that
+is found; bytes an item; seconds to build; and, beside our modes, the physical limit (see flops.py). Two decoders:
+
+- `paper`: the paper's size, random weights and drawn IDs (material.py says how), against the published path
+  (published.py) with the same weights. Faiss is not compared here, because random weights find nothing.
+- `mini`: the bundled model on real vectors, mixed to the sizes asked for, against Faiss flat (by matrix products for
+  batches, whatever is quickest for single queries), HNSW and IVF-PQ on the same vectors, with as many bytes for IVF-PQ
+  as our IDs take; against the published path with the layers of `mini`; and against encoding a text query.
+  RUN is a run of `genius evaluate`, which lends its vectors; without one, sentences are encoded.
+
+Methods take turns, several times each, and the best time counts. Our modes are measured twice: with the target modality
+open and given. Figures go to OUT/search.json whenever a group of methods has been compared, and what is there is not
+measured again; the plot is OUT/search.png. All of it takes hours, most of them in the published path and in building
+HNSW; a graph that would take longer than a quarter of an hour, going by a smaller one, is left out. Run it on an idle
+machine: rows during which this process had less than nine tenths of a core are marked.
+"""
+
+import argparse
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import scale
+import torch
+from figures import OURS, Figures, Row, TrieRow, plot, sheets, write_page
+from flops import Machine, Products
+from flops import flops as count_flops
+from flops import ours as our_products
+from flops import published as published_products
+from material import Material, mini_material, paper_material
+from published import Published
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from genius import Genius, Query
+from genius.baselines import FaissPeer, build_peer
+from genius.beam import beam_search
+from genius.errors import GeniusError
+from genius.searcher import DOUBT, Searcher
+from genius.trie import Trie
+
+SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000,100000"
+BEAM, K, BUDGET = 50, 10, 1000
+PEERS = ("flat", "hnsw", "ivfpq")
+LONGEST_BUILD = 900.0  # seconds
+PROBE = 10_000  # items of the graph that tells how long a larger one takes, if none is known
+TURN = 0.3  # seconds a method has the machine for, or one run if that takes longer
+FEW = 20  # queries from which on Faiss uses matrix products, unless told
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """rounds: of methods taking turns; alone: queries searched one by one in a turn."""
+
+    rounds: int
+    alone: int
+    published_rounds: int
+
+
+FULL, QUICK = Effort(rounds=5, alone=8, published_rounds=2), Effort(rounds=2, alone=2, published_rounds=1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    sizes: list[int]
+    threads: list[int]
+    batches: list[int]
+    effort: Effort
+    vectors: Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder for search.json and search.png")
+    parser.add_argument("--decoders", default="paper,mini", help="paper, mini or both, with a comma between them")
+    parser.add_argument("--sizes", help=f"numbers of items, with commas between them; {SIZES} if not given")
+    parser.add_argument("--threads", default="1,2", help="numbers of threads")
+    parser.add_argument("--batches", default="1,32", help="numbers of queries searched at once")
+    parser.add_argument("--vectors", type=Path, help="a run of `genius evaluate`, which lends its vectors to mini")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SIZES} items, few repeats")
+    parser.add_argument("--page", type=Path, help="measure nothing; write OUT/search.json into this page")
+    arguments = parser.parse_args()
+    console = Console()
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        figures = Figures.read(arguments.out / "search.json")
+        if arguments.page is None:
+            sizes = scale.parse_sizes(arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES))
+            threads, batches = (numbers(getattr(arguments, name), name) for name in ("threads", "batches"))
+            effort = QUICK if arguments.quick else FULL
+            settings = Settings(sizes, threads, batches, effort, arguments.vectors or arguments.out)
+            measure(figures, chosen_decoders(arguments.decoders), settings, console)
+        finish(figures, arguments.page, console)
+    except GeniusError as error:
+        console.print(f"[red]{error}[/]")
+        raise SystemExit(1) from error
+
+
+def numbers(text: str, name: str) -> list[int]:
+    try:
+        values = sorted({int(value) for value in text.split(",")})
+    except ValueError as error:
+        raise GeniusError(f"--{name} {text} is not a list of numbers. Write for example 1,2.") from error
+    if values[0] < 1:
+        raise GeniusError(f"--{name} {text}: every number must be at least 1.")
+    return values
+
+
+def chosen_decoders(text: str) -> list[str]:
+    chosen = text.split(",")
+    unknown = set(chosen) - set(DECODERS)
+    if unknown:
+        raise GeniusError(f"There is no decoder {', '.join(sorted(unknown))}. Choose among {', '.join(DECODERS)}.")
+    return chosen
+
+
+def measure(figures: Figures, decoders: Iterable[str], settings: Settings, console: Console) -> None:
+    figures.machine = f"{processor()}, torch {torch.__version__}"
+    machine = Machine()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        for name in decoders:
+            comparison = DECODERS[name](figures, settings, machine, progress)
+            comparison.run()
+
+
+def processor() -> str:
+    """Its name, where the system tells."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def finish(figures: Figures, page: Path | None, console: Console) -> None:
+    """Show, draw, and write the page if there is one."""
+    if not figures.rows:
+        raise GeniusError(f"{figures.path} holds no figures. Measure first: python benchmarks/search.py OUT")
+    picture = figures.path.with_suffix(".png")
+    plot(figures, picture, figures.values("threads")[0], figures.values("batch")[0])
+    if page is not None:
+        write_page(figures, page, picture)
+        console.print(f"Written: {page}")
+        return
+    for sheet in sheets(figures):
+        console.print(sheet.table())
+    for what, why in figures.skipped.items():
+        console.print(f"Not measured: {what} ({why}).")
+    if any(row.disturbed for row in figures.rows.values()):
+        console.print("[yellow]* Other processes were at work: these figures mean nothing. Run again when idle.[/]")
+    console.print(f"Written: {figures.path} and {picture}")
+
+
+# Taking time
+
+
+@dataclass
+class Contender:
+    """One method: `run` does all of its queries. best: seconds of one run; worked: of the processor, in all turns."""
+
+    run: Run
+    rounds: int
+    best: float = float("inf")
+    waited: float = 0.0
+    worked: float = 0.0
+
+    def turn(self, least: float) -> None:
+        """Run it again and again, for at least so many seconds."""
+        start, worked = time.perf_counter(), time.process_time()
+        while True:
+            began = time.perf_counter()
+            self.run()
+            now = time.perf_counter()
+            self.best = min(self.best, now - began)
+            if now - start >= least:
+                break
+        self.waited += now - start
+        self.worked += time.process_time() - worked
+
+    @property
+    def disturbed(self) -> bool:
+        return self.worked < scale.CORE_SHARE * self.waited
+
+
+def race(contenders: dict[tuple[str, str], Contender], what: str, progress: Progress, turn: float) -> None:
+    """Each runs once to warm up; then they take turns, so that what slows the machine for a while slows them all."""
+    rounds = max(contender.rounds for contender in contenders.values())
+    bar = progress.add_task(what, total=rounds + 1)
+    for contender in contenders.values():
+        contender.run()
+    progress.advance(bar)
+    for number in range(rounds):
+        for contender in contenders.values():
+            if number < contender.rounds:
+                contender.turn(turn)
+        progress.advance(bar)
+    progress.remove_task(bar)
+
+
+def in_batches(search: Callable[[slice], object], queries: int, batch: int) -> Run:
+    """All queries, so many at once."""
+    parts = [slice(start, start + batch) for start in range(0, queries, batch)]
+
+    def run() -> None:
+        for part in parts:
+            search(part)
+
+    return run
+
+
+def packed_bytes(sizes: Iterable[int]) -> float:
+    """What an ID takes, packed to whole bits a level."""
+    return sum((size - 1).bit_length() for size in sizes) / 8
+
+
+# The comparisons
+
+
+class Comparison:
+    """One decoder on collections of all sizes, against the published path."""
+
+    name = "paper"
+
+    def __init__(self, figures: Figures, settings: Settings, machine: Machine, progress: Progress) -> None:
+        self.figures, self.settings, self.machine, self.progress = figures, settings, machine, progress
+
+    def run(self) -> None:
+        missing = [size for size in self.settings.sizes if any(self.missing(size, *group) for group in self.groups())]
+        if not missing:
+            return
+        self.material = self.make(max(missing), max(*self.settings.batches, scale.QUERIES))
+        self.figures.about[self.name] = self.material.about
+        for size in missing:
+            self.measure_size(size)
+
+    def make(self, size: int, queries: int) -> Material:
+        return paper_material(size, queries, self.progress)
+
+    def groups(self) -> list[tuple[int, int]]:
+        return [(threads, batch) for threads in self.settings.threads for batch in self.settings.batches]
+
+    def methods(self, size: int, batch: int) -> list[tuple[str, str]]:
+        return [("published", ""), *((mode, target) for mode in OURS for target in ("open", "given"))]
+
+    def missing(self, size: int, threads: int, batch: int) -> set[tuple[str, str]]:
+        rows = self.figures.rows
+        every = self.methods(size, batch)
+        return {(one, target) for one, target in every if (self.name, size, threads, batch, one, target) not in rows}
+
+    def measure_size(self, size: int) -> None:
+        torch.set_num_threads(1)
+        self.prepare(size)
+        for threads in self.settings.threads:
+            groups = [(batch, self.missing(size, threads, batch)) for batch in self.settings.batches]
+            if any(missing for _, missing in groups):
+                torch.set_num_threads(threads)
+                self.use_model(self.material.make_model(), size)
+            for batch, missing in groups:
+                if missing:
+                    self.measure_group(missing, size, threads, batch)
+
+    def prepare(self, size: int) -> None:
+        """What does not depend on the number of threads."""
+        self.published = Published(self.material.make_model().decoder, self.material.codes[:size])
+
+    def use_model(self, model: Genius, size: int) -> None:
+        material = self.material
+        self.model = model
+        self.searcher = Searcher(model, material.codes[:size], material.embeddings[:size])
+        Trie(material.codes[:K])  # what is compiled or loaded at the first use is not counted
+        start = time.perf_counter()
+        trie = self.searcher.trie
+        self.trie_seconds = time.perf_counter() - start
+        if (self.name, size) not in self.figures.tries:
+            built = TrieRow(self.name, size, self.trie_seconds, trie.nbytes / size, packed_bytes(model.sizes))
+            self.figures.add(tries=[built])
+
+    def measure_group(self, missing: set[tuple[str, str]], size: int, threads: int, batch: int) -> None:
+        queries = batch if batch > 1 else self.settings.effort.alone
+        contenders = self.contenders(missing, threads, batch, queries)
+        race(contenders, f"{self.name}, {size:,} items, {threads} threads, batch {batch}", self.progress, TURN)
+        self.figures.add(self.rows(contenders, size, threads, batch, queries))
+
+    def contenders(
+        self, wanted: set[tuple[str, str]], threads: int, batch: int, queries: int
+    ) -> dict[tuple[str, str], Contender]:
+        effort, material = self.settings.effort, self.material
+        found = {}
+        for method, target in sorted(wanted & {(mode, target) for mode in OURS for target in ("open", "given")}):
+            search = self.our_search(method, target == "given")
+            found[method, target] = Contender(in_batches(search, queries, batch), effort.rounds)
+        if ("published", "") in wanted:
+            run = in_batches(lambda part: self.published.search(material.fused[part], BEAM), queries, batch)
+            found["published", ""] = Contender(run, effort.published_rounds if batch == 1 else 1)
+        return found
+
+    def our_search(self, mode: str, given: bool) -> Callable[[slice], np.ndarray]:
+        material, searcher = self.material, self.searcher
+
+        def search(part: slice) -> np.ndarray:
+            wanted = material.modality[part] if given else None
+            return searcher.search(
+                material.fused[part], material.asked[part], wanted, k=K, mode=mode, beam=BEAM, budget=BUDGET
+            ).rows
+
+        return search
+
+    def rows(
+        self, contenders: dict[tuple[str, str], Contender], size: int, threads: int, batch: int, queries: int
+    ) -> list[Row]:
+        rows = []
+        for (method, target), contender in contenders.items():
+            found, bytes_per_item, build_seconds = self.worth(method, target)
+            gflop, limit = None, None
+            products = self.products(method, target, batch, queries)
+            if products:
+                gflop = sum(count_flops(part) for part in products) / queries / 1e9
+                limit = 1000 * sum(self.machine.seconds(part, threads) for part in products) / queries
+            rows.append(
+                Row(
+                    *(self.name, size, threads, batch, method, target),
+                    milliseconds=1000 * contender.best / queries,
+                    disturbed=contender.disturbed,
+                    found=found,
+                    bytes_per_item=bytes_per_item,
+                    build_seconds=build_seconds,
+                    gflop=gflop,
+                    limit=limit,
+                )
+            )
+        return rows
+
+    def worth(self, method: str, target: str) -> tuple[float | None, float | None, float | None]:
+        """The part of the nearest found, bytes an item, seconds to build."""
+        if method == "published":
+            return None, None, None
+        searcher = self.searcher
+        stored = 0 if method == "generate" or searcher.embeddings is None else searcher.embeddings.nbytes
+        built = self.trie_seconds + self.material.codes_seconds * len(searcher)
+        return None, (searcher.trie.nbytes + stored) / len(searcher), built
+
+    def products(self, method: str, target: str, batch: int, queries: int) -> list[Products]:
+        """The matrix products of all queries. Those that stop at the same level are counted together in a batch."""
+        decoder = self.model.decoder
+        if method == "published":
+            return [published_products(decoder.config, batch, BEAM)] * (queries // batch)
+        if method not in OURS:
+            return []
+        given, tails = target == "given", method == "generate"
+        stopped = Counter(self.stops(method, given, queries))
+        found: list[Products] = []
+        for level, count in stopped.items():
+            together = count if batch > 1 else 1
+            found += [our_products(decoder.config, together, BEAM, level, given, tails)] * (count // together)
+        return found
+
+    def stops(self, mode: str, given: bool, queries: int) -> list[int]:
+        """For each query, how many codes its beams have when they need not be followed level by level any more."""
+        beams = beam_search(
+            self.model.engine,
+            self.searcher.trie,
+            self.material.fused[:queries],
+            BEAM,
+            max_items=BUDGET if mode == "fast" else None,
+            modality=self.material.modality[:queries] if given else None,
+            tails=False,
+            doubt=0.0 if mode == "generate" else DOUBT,
+        )
+        return [found.level for found in beams]
+
+
+class MiniComparison(Comparison):
+    """`mini`, against Faiss too."""
+
+    name = "mini"
+
+    def __init__(self, figures: Figures, settings: Settings, machine: Machine, progress: Progress) -> None:
+        super().__init__(figures, settings, machine, progress)
+        self.probed: dict[int, float] = {}  # items -> seconds to build their graph
+
+    def make(self, size: int, queries: int) -> Material:
+        return mini_material(self.settings.vectors, size, queries, self.progress)
+
+    def methods(self, size: int, batch: int) -> list[tuple[str, str]]:
+        peers = [(peer, "") for peer in PEERS if peer != "hnsw" or self.hnsw_seconds(size) < LONGEST_BUILD]
+        return [*super().methods(size, batch), *peers, *([("encode", "")] if batch == 1 else [])]
+
+    def hnsw_seconds(self, size: int) -> float:
+        """How long a graph takes to build, going by the largest known one that is not larger; zero if none is known."""
+        known = {
+            row.items: row.build_seconds
+            for row in self.figures.rows.values()
+            if row.method == "hnsw" and row.items <= size and row.build_seconds is not None
+        } or self.probed
+        if not known:
+            return 0.0
+        items = max(known)
+        return known[items] * size * np.log(size) / (items * np.log(items))
+
+    def prepare(self, size: int) -> None:
+        super().prepare(size)
+        self.sizes = self.material.make_model().sizes
+        missing = {method for group in self.groups() for method, _ in self.missing(size, *group)}
+        if "hnsw" in missing and self.hnsw_seconds(size) == 0.0 and size > PROBE:
+            self.probed = {PROBE: self.build("hnsw", PROBE).build_seconds}
+        seconds = self.hnsw_seconds(size)
+        if seconds >= LONGEST_BUILD:
+            self.figures.skipped[f"HNSW of {size:,} items"] = f"it would take about {seconds / 60:.0f} minutes to build"
+        named = {method for method, _ in self.methods(size, 1)}
+        self.peers = {name: self.build(name, size) for name in PEERS if name in named & (missing | {"flat"})}
+        self.truth = self.peers["flat"].search(self.material.asked, K)
+        self.queries = [self.query(number) for number in range(self.settings.effort.alone)]
+        self.figures.write()
+
+    def build(self, name: str, size: int) -> FaissPeer:
+        bar = self.progress.add_task(f"{name}: building {size:,} items", total=size)
+        vectors = self.material.embeddings[:size].astype(np.float32)
+        peer = build_peer(
+            name,
+            vectors,
+            packed_bytes(self.sizes),
+            added=lambda count: self.progress.advance(bar, count),
+        )
+        self.progress.remove_task(bar)
+        return peer
+
+    def contenders(
+        self, wanted: set[tuple[str, str]], threads: int, batch: int, queries: int
+    ) -> dict[tuple[str, str], Contender]:
+        found = super().contenders(wanted, threads, batch, queries)
+        rounds = self.settings.effort.rounds
+        for name, peer in self.peers.items():
+            peer.threads = threads
+            if (name, "") in wanted:
+                found[name, ""] = Contender(in_batches(self.peer_search(peer, batch), queries, batch), rounds)
+        if ("encode", "") in wanted:
+            run = in_batches(lambda part: self.encode(part.start), queries, 1)
+            found["encode", ""] = Contender(run, rounds)
+        return found
+
+    def peer_search(self, peer: FaissPeer, batch: int) -> Callable[[slice], np.ndarray]:
+        import faiss
+
+        asked = self.material.asked
+        # Comparing vector by vector, or by a matrix product: for a single query it depends on the machine.
+        products_from = 1 if batch > 1 or (peer.name == "flat" and products_are_quicker(peer, asked)) else FEW
+
+        def search(part: slice) -> np.ndarray:
+            faiss.cvar.distance_compute_blas_threshold = products_from
+            return peer.search(asked[part], K)
+
+        return search
+
+    def query(self, number: int) -> Query:
+        return Query(scale.sentences(np.random.default_rng(number), 1)[0], target="image")
+
+    def encode(self, number: int) -> np.ndarray:
+        """From a text query to what a search begins with."""
+        return self.model.fuse(self.model.encode_queries([self.queries[number]]))
+
+    def worth(self, method: str, target: str) -> tuple[float | None, float | None, float | None]:
+        if method == "encode":
+            return None, None, None
+        if method in self.peers:
+            peer = self.peers[method]
+            rows = peer.search(self.material.asked, K)
+            return scale.shared(rows, self.truth), peer.bytes_per_item, peer.build_seconds
+        _, bytes_per_item, build_seconds = super().worth(method, target)
+        if method not in OURS:
+            return None, bytes_per_item, build_seconds
+        rows = self.our_search(method, target == "given")(slice(None))
+        return scale.shared(rows, self.truth), bytes_per_item, build_seconds
+
+
+def products_are_quicker(peer: FaissPeer, asked: np.ndarray) -> bool:
+    """Whether Faiss searches a single query quicker by a matrix product. Leaves its setting as it was."""
+    import faiss
+
+    before = faiss.cvar.distance_compute_blas_threshold
+    best = []
+    for products_from in (FEW, 1):
+        faiss.cvar.distance_compute_blas_threshold = products_from
+        contender = Contender(lambda: peer.search(asked[:1], K), 1)
+        contender.run()
+        contender.turn(TURN)
+        best.append(contender.best)
+    faiss.cvar.distance_compute_blas_threshold = before
+    return best[1] < best[0]
+
+
+DECODERS: dict[str, type[Comparison]] = {"paper": Comparison, "mini": MiniComparison}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Conditions on items: SQL as Lance (DataFusion) reads it, such as `lang = 'en' AND year >= 2000`.
+
+Lance parses and evaluates them; this module only lets through what is safe to hand to it from anyone: comparisons and a
+few harmless functions, of a bounded size. Knows nothing of items or indexes.
+"""
+
+import re
+from collections.abc import Collection
+
+from genius.errors import GeniusError
+
+LONGEST = 10_000  # characters
+OPERATIONS = 300  # names, keywords and operators; a chain of about a thousand overflows DataFusion's stack
+WILDCARDS = 100  # in one pattern; thousands take minutes to match
+FUNCTIONS = (
+    *("abs", "cast", "coalesce", "contains", "ends_with", "length", "lower", "round", "starts_with", "trim"),
+    *("try_cast", "upper"),
+)
+_BEFORE_BRACKETS = {*FUNCTIONS, "and", "between", "case", "else", "in", "like", "not", "or", "then", "when"}
+_TOKEN = re.compile(
+    r"""(?P<space>\s+)
+    | (?P<quoted>'[^']*'|"[^"]*"|`[^`]*`)
+    | (?P<value>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
+    | (?P<word>[^\W\d]\w*)
+    | (?P<operator>[=<>!]+|\()
+    | (?P<other>[),])""",
+    re.VERBOSE,
+)
+
+
+def check_condition(where: str, hidden: Collection[str] = ()) -> None:
+    """Refuses what is no condition at all, and what could take endless time or memory to evaluate.
+
+    hidden: columns that are there but are none of a condition's business, in lower case.
+    """
+    if not isinstance(where, str) or not where.strip():
+        raise GeniusError(f"{where!r} is not a condition. Write one such as \"lang = 'en' AND year >= 2000\".")
+    if len(where) > LONGEST:
+        raise GeniusError(f"The condition has {len(where):,} characters; at most {LONGEST:,} are read. Use `ids`.")
+    before: re.Match[str] | None = None  # the last token
+    previous: re.Match[str] | None = None  # the last one that is not space
+    position = operations = 0
+    while position < len(where):
+        token = _TOKEN.match(where, position)
+        if token is None:
+            raise _refused(where, f"{where[position]!r} at character {position + 1} has no place in it")
+        text, kind = token[0], token.lastgroup
+        if kind == "quoted" and before is not None and before.lastgroup == "word":
+            raise _refused(where, f"there must be a space before {text}")
+        if kind == "quoted" and text.count("%") + text.count("_") > WILDCARDS:
+            raise _refused(where, f"a value may hold at most {WILDCARDS} of the characters % and _")
+        called = previous if text == "(" and previous and previous.lastgroup in ("word", "quoted") else None
+        if called and called[0].lower() not in _BEFORE_BRACKETS:
+            raise _refused(where, f"there is no function {called[0]}; there are {', '.join(FUNCTIONS)}")
+        name = text.strip("`").lower() if kind == "word" or text[0] == "`" else ""
+        if name.startswith("_") or name in hidden:
+            raise _refused(where, f"there is no field {text}")
+        minus = text[0] == "-" and previous is not None and previous[0] not in "(,"  # elsewhere than in a list
+        operations += kind in ("word", "operator") or minus
+        before, position = token, token.end()
+        previous = previous if kind == "space" else token
+    if operations > OPERATIONS:
+        raise GeniusError(
+            f"The condition has {operations} names and operators; at most {OPERATIONS} are read. Write a list of "
+            "values as `field IN (...)`, and a list of ids as `ids`."
+        )
+
+
+def unusable(where: str, error: Exception, fields: dict[str, str]) -> GeniusError:
+    """What Lance says about a condition, as a sentence. fields: what can stand in one, and the kind of each."""
+    reason = re.sub(r",? (?:location: )?/\S+\.rs:\d+:\d+", "", str(error))
+    reason = re.sub(r"^(?:Invalid user input: |External error: |Query Execution error: )+", "", reason)
+    reason = re.sub(r"\. Valid fields are.*", "", reason, flags=re.DOTALL)
+    known = ", ".join(f"{_quoted(name)} ({kind})" for name, kind in fields.items())
+    return _refused(where, reason.strip().rstrip("."), f" The fields of this index are {known}.")
+
+
+def _refused(where: str, reason: str, more: str = "") -> GeniusError:
+    shown = where if len(where) <= 200 else where[:200] + " ..."
+    return GeniusError(
+        f"The condition {shown!r} cannot be used: {reason}. A condition compares fields with values, as in "
+        f"\"lang = 'en' AND year >= 2000\".{more}"
+    )
+
+
+def _quoted(name: str) -> str:
+    """A field's name as a condition must spell it."""
+    return name if name.isidentifier() else f"`{name}`"

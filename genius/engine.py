@@ -1,0 +1,295 @@
+"""A decoder made ready for search: from query vectors to log-probabilities, level by level, on ONNX Runtime.
+
+The same numbers as `Decoder.logits`, without what a search does not need: the prefix is turned into keys and values
+once a query however many beams it has, the codes before are remembered, and only the level's own codes are scored.
+Knows nothing of items, tries or beams: q queries with w codes each go in, log-probabilities come out.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from genius.decoder import Decoder, RMSNorm
+from genius.errors import GeniusError
+from genius.graphs import Graph, session
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+class Engine:
+    """`threads`: how many cores it may use; as many as torch, if not given. The decoder's weights are copied."""
+
+    def __init__(self, decoder: Decoder, threads: int | None = None) -> None:
+        if decoder.training:
+            raise GeniusError("The decoder is in training mode, and dropout would falsify a search; call eval() first.")
+        self.decoder, self.config, self.written = decoder, decoder.config, decoder.written
+        self.threads = threads or torch.get_num_threads()
+        self.starts = decoder.starts.cpu().numpy()
+        self.bias = array(decoder.causal_bias(decoder.levels))
+        parts = [f"{part}{layer}" for layer in range(self.config.layers) for part in ("keys", "values")]
+        self.prefix_names, self.seen_names = [f"prefix_{name}" for name in parts], [f"seen_{name}" for name in parts]
+        self._heads: dict[int, onnxruntime.InferenceSession] = {}
+
+    @property
+    def levels(self) -> int:
+        return len(self.config.sizes)
+
+    def free(self, level: int) -> bool:
+        """Whether a level is left to the linear path: its codes are scored already, the same for all beams."""
+        return level >= self.written
+
+    # Search. q queries, w beams of each; the caller pads to the same number of beams.
+
+    def open(self, z: Floats, codes: Ints) -> tuple["State", list[Floats]]:
+        """Begin beams with the first m codes of their IDs, in one pass. z: (q, dim), codes: (q, w, m), m may be 0.
+
+        Returns m + 1 log-probabilities: of level 0, ..., m, each (q, w, sizes[level]) and given the codes before it.
+        """
+        _, beams, given = codes.shape
+        tokens = np.zeros((*codes.shape[:2], given + 1), np.int64)  # the first one is the start of every ID
+        tokens[..., 1:] = codes + self.starts[:given]
+        tokens = tokens[..., : self.written]
+        inputs = {"z": z, "tokens": tokens, "bias": self._bias(0, tokens.shape[-1])}
+        names = ["hidden", "direct", "left", *self.prefix_names, *self.seen_names]
+        hidden, direct, left, *rest = self._opening.run(names, inputs)
+        prefix, seen = rest[: len(self.prefix_names)], rest[len(self.prefix_names) :]
+        state = State(prefix, direct, left, seen, beams, given + 1)
+        written = [self._log_probs(state, hidden[:, :, level], level) for level in range(hidden.shape[2])]
+        return state, written + [self._spread(state, level, beams) for level in range(len(written), given + 1)]
+
+    def step(self, state: "State", codes: Ints, parents: Ints) -> Floats:
+        """One level further. codes: (q, w), chosen last; parents: (q, w), which beam of the last call each one extends.
+
+        Returns (q, w, sizes[level]): log-probabilities of the next level's codes. w may differ from call to call.
+        """
+        if self.free(state.length):
+            state.length += 1
+            return self._spread(state, state.length - 1, codes.shape[1])
+        hidden = self._advance(state, (codes + self.starts[state.length - 1])[..., None], parents)
+        return self._log_probs(state, hidden[:, :, 0], state.length - 1)
+
+    def left(self, state: "State", level: int) -> Floats:
+        """The log-probabilities of a free level: (q, sizes[level])."""
+        start = self.starts[level] - self.starts[self.written]
+        return np.ascontiguousarray(state.left[:, start : start + self.config.sizes[level]])
+
+    def tail(self, state: "State", codes: Ints, parents: Ints) -> NDArray[np.float64]:
+        """Score the rest of IDs that are already decided, in one pass.
+
+        codes: (q, w, m), the code chosen last and all that follow it; parents: as in `step`.
+        Returns (q, w): the summed log-probability of codes[..., 1:].
+        """
+        level = state.length - 1
+        written = max(0, min(self.written - state.length, codes.shape[-1] - 1))  # of codes[..., 1:]
+        total = np.zeros(codes.shape[:2])
+        if written:
+            tokens = codes[..., :written] + self.starts[level : level + written]
+            hidden = self._advance(state, tokens, parents)
+        for i in range(1, codes.shape[-1]):
+            if i <= written:
+                log_probs = self._log_probs(state, hidden[:, :, i - 1], level + i)
+            else:
+                log_probs = self._spread(state, level + i, codes.shape[1])
+            total += np.take_along_axis(log_probs, codes[..., i, None], axis=-1)[..., 0]
+        return total
+
+    def _advance(self, state: "State", tokens: Ints, parents: Ints) -> Floats:
+        """Feed every beam its next tokens and remember them. tokens: (q, w, m) -> (q, w, m, d_model)."""
+        queries, beams, new = tokens.shape
+        rows = (np.arange(queries)[:, None] * state.beams + parents).ravel()
+        inputs = {"tokens": tokens, "rows": rows, "bias": self._bias(state.seen[0].shape[2], new)}
+        inputs |= zip(self.prefix_names, state.prefix, strict=True)
+        inputs |= zip(self.seen_names, state.seen, strict=True)
+        hidden, *state.seen = self._continuing.run(["hidden", *(f"new_{name}" for name in self.seen_names)], inputs)
+        state.beams, state.length = beams, state.length + new
+        return hidden
+
+    def _bias(self, before: int, new: int) -> Floats:
+        return self.bias[:, before : before + new, : before + new]
+
+    def _spread(self, state: "State", level: int, beams: int) -> Floats:
+        log_probs = self.left(state, level)[:, None]
+        return np.broadcast_to(log_probs, (len(log_probs), beams, log_probs.shape[-1]))
+
+    def _log_probs(self, state: "State", hidden: Floats, level: int) -> Floats:
+        """hidden: (q, w, d_model) -> (q, w, sizes[level])"""
+        inputs = {"hidden": hidden}
+        if self.config.skip:
+            inputs["direct"] = state.direct[..., self._scored(level)]
+        (log_probs,) = self._head(level).run(None, inputs)
+        return log_probs
+
+    def _scored(self, level: int) -> slice:
+        """The rows of the decoder's table whose logits are needed for a level's log-probabilities."""
+        return slice(0, self.config.vocabulary) if self.config.whole_vocabulary else self.decoder.rows(level)
+
+    # The networks, each made when it is first needed
+
+    @cached_property
+    def _opening(self) -> onnxruntime.InferenceSession:
+        """Query vectors and first tokens -> hidden states, and everything that State keeps."""
+        g, c, decoder = Graph(), self.config, self.decoder
+        x = "z"
+        for module in decoder.prefix_network:
+            x = g.node("Relu", x) if isinstance(module, nn.ReLU) else linear(g, x, module)
+        x = norm(g, g.reshape(x, -1, c.prefix, c.d_model), decoder.prefix_norm)
+        for layer, block in enumerate(decoder.blocks):
+            keys, values = g.split(g.reshape(product(g, x, block.cross_kv.weight), 0, 0, 2, c.heads, c.d_kv), 2, axis=2)
+            g.node("Transpose", g.squeeze(keys, 2), perm=[0, 2, 3, 1], output=f"prefix_keys{layer}")
+            g.node("Transpose", g.squeeze(values, 2), perm=[0, 2, 1, 3], output=f"prefix_values{layer}")
+        self._write_path(g)
+        self._write_layers(g, past=False)
+        inputs = {
+            "z": (np.float32, ["q", c.dim]),
+            "tokens": (np.int64, ["q", "w", "m"]),
+            "bias": (np.float32, [c.heads, "m", "m"]),
+        }
+        shapes = {name: ["q", c.heads, None, None] for name in self.prefix_names}
+        shapes |= {name: ["r", c.heads, "m", c.d_kv] for name in self.seen_names}
+        shapes |= {"hidden": ["q", "w", "m", c.d_model], "direct": ["q", 1, None], "left": ["q", None]}
+        return session(g.model(inputs, shapes), self.threads)
+
+    @cached_property
+    def _continuing(self) -> onnxruntime.InferenceSession:
+        """Tokens and what was seen before -> hidden states and all that is seen now."""
+        g, c = Graph(), self.config
+        self._write_layers(g, past=True)
+        inputs = {
+            "tokens": (np.int64, ["q", "w", "m"]),
+            "rows": (np.int64, ["r"]),
+            "bias": (np.float32, [c.heads, "m", "t"]),
+        }
+        inputs |= {name: (np.float32, ["q", c.heads, None, None]) for name in self.prefix_names}
+        inputs |= {name: (np.float32, ["b", c.heads, "s", c.d_kv]) for name in self.seen_names}
+        shapes = {"hidden": ["q", "w", "m", c.d_model]}
+        shapes |= {f"new_{name}": ["r", c.heads, "t", c.d_kv] for name in self.seen_names}
+        return session(g.model(inputs, shapes), self.threads)
+
+    def _head(self, level: int) -> onnxruntime.InferenceSession:
+        """hidden (q, w, d_model) -> log-probabilities of the level's codes (q, w, sizes[level])."""
+        if level not in self._heads:
+            g, c, decoder = Graph(), self.config, self.decoder
+            scored, rows = self._scored(level), decoder.rows(level)
+            x = product(g, "hidden", decoder.scaled(decoder.output_table[scored]))
+            inputs = {"hidden": (np.float32, ["q", "w", c.d_model])}
+            if c.skip:
+                x = g.node("Add", x, "direct")
+                inputs["direct"] = (np.float32, ["q", 1, None])
+            x = g.node("LogSoftmax", x, axis=-1)
+            g.slice(x, rows.start - scored.start, rows.stop - scored.start, axis=2, output="log_probs")
+            self._heads[level] = session(g.model(inputs, {"log_probs": ["q", "w", c.sizes[level]]}), self.threads)
+        return self._heads[level]
+
+    def _write_path(self, g: Graph) -> None:
+        """z -> direct (q, 1, vocabulary), and left (q, codes of the free levels); both empty without a linear path."""
+        if self.decoder.skip is None:
+            g.slice(g.unsqueeze("z", 1), 0, 0, axis=2, output="direct")
+            g.slice("z", 0, 0, axis=1, output="left")
+            return
+        direct = product(g, "z", self.decoder.skip)
+        g.node("Unsqueeze", direct, g.constant(np.array([1])), output="direct")
+        rows = [self.decoder.rows(level) for level in range(self.written, self.levels)]
+        left = [g.node("LogSoftmax", g.slice(direct, r.start, r.stop, axis=1), axis=-1) for r in rows]
+        if left:
+            g.node("Concat", *left, axis=1, output="left")
+        else:
+            g.slice(direct, 0, 0, axis=1, output="left")
+
+    def _write_layers(self, g: Graph, past: bool) -> None:
+        """The decoder's blocks. Within x, beams stand query by query, and a beam's new tokens together."""
+        c = self.config
+        inner = c.heads * c.d_kv
+        shape = g.node("Shape", "tokens")
+        queries, new = g.slice(shape, 0, 1, axis=0), g.slice(shape, 2, 3, axis=0)
+        by_query = g.node("Concat", queries, g.constant(np.array([-1, c.d_model])), axis=0)
+        heads_by_query = g.node("Concat", queries, g.constant(np.array([-1, c.heads, c.d_kv])), axis=0)
+        inner_by_query = g.node("Concat", queries, g.constant(np.array([-1, inner])), axis=0)
+        heads_by_beam = g.node(
+            "Concat", g.constant(np.array([-1])), new, g.constant(np.array([3 * c.heads, c.d_kv])), axis=0
+        )
+        x = g.node("Reshape", g.node("Gather", g.constant(array(self.decoder.table)), "tokens"), by_query)
+        for layer, block in enumerate(self.decoder.blocks):
+            qkv = product(g, norm(g, x, block.self_norm), block.self_qkv.weight)
+            q, *now = g.split(g.transpose(g.node("Reshape", qkv, heads_by_beam), 0, 2, 1, 3), 3, axis=1)
+            names = (f"seen_keys{layer}", f"seen_values{layer}")
+            if past:
+                before = [g.node("Gather", name, "rows", axis=0) for name in names]
+                pairs = zip(names, before, now, strict=True)
+                seen = [g.node("Concat", b, n, axis=2, output=f"new_{name}") for name, b, n in pairs]
+            else:
+                seen = [g.node("Identity", n, output=name) for name, n in zip(names, now, strict=True)]
+            x = self._attend(g, x, q, g.transpose(seen[0], 0, 1, 3, 2), seen[1], inner_by_query, block.self_out, "bias")
+            q = g.node("Reshape", linear(g, norm(g, x, block.cross_norm), block.cross_q), heads_by_query)
+            prefix = (f"prefix_keys{layer}", f"prefix_values{layer}")
+            x = self._attend(g, x, g.transpose(q, 0, 2, 1, 3), *prefix, inner_by_query, block.cross_out)
+            wide = g.node("Relu", linear(g, norm(g, x, block.ff_norm), block.ff_in))
+            x = g.node("Add", x, linear(g, wide, block.ff_out))
+        whole = g.node("Concat", shape, g.constant(np.array([c.d_model])), axis=0)
+        g.node("Reshape", norm(g, x, self.decoder.final_norm), whole, output="hidden")
+
+    @staticmethod
+    def _attend(
+        g: Graph, x: str, q: str, keys: str, values: str, shape: str, out: nn.Linear, bias: str | None = None
+    ) -> str:
+        weights = g.node("MatMul", q, keys)
+        weights = g.node("Softmax", weights if bias is None else g.node("Add", weights, bias), axis=-1)
+        merged = g.node("Reshape", g.transpose(g.node("MatMul", weights, values), 0, 2, 1, 3), shape)
+        return g.node("Add", x, linear(g, merged, out))
+
+
+@dataclass
+class State:
+    """Where a search by `Engine.open`, `step` and `tail` stands.
+
+    prefix: the queries' keys (q, heads, d_kv, N) and values (q, heads, N, d_kv), layer by layer.
+    direct: (q, 1, vocabulary) what the linear path adds to the logits; no numbers at all if there is no path.
+    left: (q, codes of the free levels) their log-probabilities.
+    seen: keys and values of the tokens so far, layer by layer, each (q * beams, heads, tokens, d_kv).
+    length: the level that was scored last, plus one.
+    """
+
+    prefix: list[Floats]
+    direct: Floats
+    left: Floats
+    seen: list[Floats]
+    beams: int
+    length: int
+
+    def select(self, queries: Ints) -> "State":
+        """The state of some of the queries only. queries: (s,) their numbers."""
+        rows = (queries[:, None] * self.beams + np.arange(self.beams)).ravel()
+        return State(
+            [values[queries] for values in self.prefix],
+            self.direct[queries],
+            self.left[queries],
+            [values[rows] for values in self.seen],
+            self.beams,
+            self.length,
+        )
+
+
+def array(weight: Tensor) -> Floats:
+    values: Floats = weight.detach().cpu().numpy().astype(np.float32)
+    return values
+
+
+def product(g: Graph, x: str, weight: Tensor) -> str:
+    """weight: (outputs, inputs), as torch keeps it."""
+    return g.node("MatMul", x, g.constant(array(weight).T))
+
+
+def linear(g: Graph, x: str, module: nn.Linear) -> str:
+    x = product(g, x, module.weight)
+    return x if module.bias is None else g.node("Add", x, g.constant(array(module.bias)))
+
+
+def norm(g: Graph, x: str, module: RMSNorm) -> str:
+    return g.node(
+        "SimplifiedLayerNormalization", x, g.constant(array(module.weight)), axis=-1, epsilon=1e-6, stash_type=1
+    )

@@ -1,0 +1,114 @@
+"""The engine against the decoder's own log-probabilities by teacher forcing, code by code."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from test_decoder import tiny
+
+from genius.decoder import Decoder
+from genius.engine import Engine
+from genius.errors import GeniusError
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"skip": True},
+    {"whole_vocabulary": True, "skip": True},
+    {"whole_vocabulary": True},
+    {"tied": False},
+    {"prefix_hidden": 4},
+    *({"skip": True, "written": written} for written in (1, 2, 3, 4)),
+]
+Codes = NDArray[np.int64]
+
+
+def some_codes(sizes: tuple[int, ...], *shape: int) -> Codes:
+    return np.random.default_rng(0).integers(0, sizes, (*shape, len(sizes)))
+
+
+def queries(count: int) -> NDArray[np.float32]:
+    return np.random.default_rng(1).standard_normal((count, 8)).astype(np.float32)
+
+
+def teacher_forced(decoder: Decoder, z: NDArray[np.float32], codes: Codes) -> NDArray[np.float32]:
+    """z: (q, dim), codes: (q, w, levels) -> (q, w, levels)"""
+    with torch.inference_mode():
+        repeated = torch.from_numpy(z).repeat_interleave(codes.shape[1], 0)
+        return decoder(repeated, torch.from_numpy(codes).flatten(0, 1)).view(codes.shape).numpy()
+
+
+def picked(log_probs: NDArray[np.float32], codes: Codes) -> NDArray[np.float32]:
+    return np.take_along_axis(log_probs, codes[..., None], axis=-1)[..., 0]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_steps_with_reordered_beams_equal_teacher_forcing(shape: dict[str, Any]) -> None:
+    decoder, z, rng = tiny(**shape), queries(3), np.random.default_rng(2)
+    engine, sizes = Engine(decoder), decoder.config.sizes
+    codes = some_codes(sizes[:1], 3, 2)
+    state, log_probs = engine.open(z, codes)
+    for level, width in ((1, 4), (2, 3), (3, 5)):
+        parents = rng.integers(0, codes.shape[1], (3, width))
+        codes = np.concatenate(
+            [np.take_along_axis(codes, parents[..., None], 1), some_codes(sizes[level:][:1], 3, width)], 2
+        )
+        got = picked(np.take_along_axis(log_probs[level], parents[..., None], 1), codes[..., level])
+        padded = np.concatenate([codes, np.zeros((3, width, 3 - level), np.int64)], 2)
+        np.testing.assert_allclose(got, teacher_forced(decoder, z, padded)[..., level], atol=1e-5)
+        if level < 3:
+            log_probs.append(engine.step(state, codes[..., -1], parents))
+
+
+@pytest.mark.parametrize("given", [0, 1, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_open_and_tail_equal_teacher_forcing(shape: dict[str, Any], given: int) -> None:
+    decoder, z = tiny(**shape), queries(3)
+    codes = some_codes(decoder.config.sizes, 3, 5)
+    engine = Engine(decoder)
+    state, log_probs = engine.open(z, codes[..., :given])
+    expected = teacher_forced(decoder, z, codes)
+    for level, got in enumerate(log_probs):
+        np.testing.assert_allclose(picked(got, codes[..., level]), expected[..., level], atol=1e-5)
+    if given:
+        rest = engine.tail(state, codes[..., given:], np.arange(5)[None].repeat(3, 0))
+        np.testing.assert_allclose(rest, expected[..., given + 1 :].sum(-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_selected_queries_go_on_alone(shape: dict[str, Any]) -> None:
+    decoder = tiny(**shape)
+    engine, codes = Engine(decoder), some_codes(decoder.config.sizes, 4, 2)
+    parents = np.array([[1, 0]]).repeat(4, 0)
+    state, _ = engine.open(queries(4), codes[..., :1])
+    chosen = np.array([3, 1])
+    alone = engine.step(state.select(chosen), codes[chosen, :, 1], parents[chosen])
+    np.testing.assert_array_equal(alone, engine.step(state, codes[..., 1], parents)[chosen])
+
+
+def test_a_query_scores_the_same_alone_and_in_a_batch() -> None:
+    decoder = tiny()
+    engine, z, codes = Engine(decoder), queries(9), some_codes(decoder.config.sizes, 9, 1)
+    parents = np.zeros((9, 1), np.int64)
+    state, together = engine.open(z, codes[..., :1])
+    step = engine.step(state, codes[..., 1], parents)
+    for i in range(9):
+        state, alone = engine.open(z[i : i + 1], codes[i : i + 1, :, :1])
+        np.testing.assert_array_equal(alone[1], together[1][i : i + 1])
+        np.testing.assert_array_equal(engine.step(state, codes[i : i + 1, :, 1], parents[:1]), step[i : i + 1])
+
+
+def test_free_levels_are_those_of_the_linear_path() -> None:
+    engine = Engine(tiny(skip=True, written=2))
+    assert [engine.free(level) for level in range(4)] == [False, False, True, True]
+    state, _ = engine.open(queries(2), np.zeros((2, 3, 1), np.int64))
+    for level in (2, 3):
+        one = engine.step(state, np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64))
+        np.testing.assert_array_equal(one, engine.left(state, level)[:, None].repeat(3, 1))
+    assert not any(Engine(tiny()).free(level) for level in range(4))
+
+
+def test_a_decoder_in_training_is_refused() -> None:
+    with pytest.raises(GeniusError, match="eval"):
+        Engine(tiny().train())
