@@ -31,7 +31,7 @@ BLOCK = 65_536
 
 @dataclass(frozen=True)
 class Material:
-    """A collection and queries for it; its first items are a smaller collection.
+    """A collection and queries for it. Its first items are a smaller collection: the same, whatever the larger one is.
 
     make_model: gives the model, a new one each time, so that it can be made for a number of threads.
     codes: (n, levels) uint16; embeddings: (n, dim) float16, as an index keeps them; queries: (q, dim) float32 each.
@@ -103,13 +103,12 @@ def likely_codes(decoder: Decoder, fused: np.ndarray, size: int, progress: Progr
     z = torch.from_numpy(fused).repeat(-(-256 // len(fused)), 1)[:256]
     sizes = decoder.config.sizes
     some = torch.stack([torch.randint(0, count, (len(z),), generator=generator) for count in sizes], dim=1)
-    rng = np.random.default_rng(0)
     codes = np.empty((size, len(sizes)), np.uint16)
     bar = progress.add_task(f"drawing {size:,} IDs", total=len(sizes))
     for level, scores in enumerate(decoder.logits(z, some)):
         share = scores.mean(0).double().softmax(0).numpy()
         edges = np.cumsum(np.full(sizes[0], 1 / sizes[0]) if level == 0 else share)[:-1]
-        codes[:, level] = np.searchsorted(edges, rng.random(size))
+        codes[:, level] = np.searchsorted(edges, np.random.default_rng([0, level]).random(size))
         progress.advance(bar)
     progress.remove_task(bar)
     return codes
@@ -121,10 +120,10 @@ def mini_material(run: Path, size: int, queries: int, progress: Progress) -> Mat
     model = make_model()
     about, items, asked = scale.base_vectors(model, run, progress)
     asked = asked[:queries]
-    rng = np.random.default_rng(1)
-    first, second = rng.integers(0, len(items), (2, size))
-    weight = rng.uniform(0.5, 0.9, size).astype(np.float32)
-    real = rng.permutation(len(items))[:size]
+    of_items, of_others, of_weights, of_order = (np.random.default_rng([1, i]) for i in range(4))
+    first, second = (rng.integers(0, len(items), size) for rng in (of_items, of_others))
+    weight = of_weights.uniform(0.5, 0.9, size).astype(np.float32)
+    real = of_order.permutation(len(items))[:size]
     first[: len(real)], weight[: len(real)] = real, 1
     codes = np.empty((size, len(model.sizes)), np.uint16)
     embeddings = np.empty((size, model.dim), np.float16)

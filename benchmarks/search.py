@@ -240,6 +240,7 @@ class Comparison:
         missing = [size for size in self.settings.sizes if any(self.missing(size, *group) for group in self.groups())]
         if not missing:
             return
+        torch.set_num_threads(1)  # the time that codes take counts as building
         self.material = self.make(max(missing), max(*self.settings.batches, scale.QUERIES))
         self.figures.about[self.name] = self.material.about
         for size in missing:

@@ -33,9 +33,9 @@ from rich.console import Console
 from torch import Tensor
 
 from genius.decoder import Decoder
-from genius.engine import Engine
 from genius.encoders import Vectors
 from genius.encoders.mini import MiniEncoder
+from genius.engine import Engine
 from genius.errors import BadData, BadModel, GeniusError
 from genius.evaluate import Collection, check_names, score_collection
 from genius.fusion import Fusion

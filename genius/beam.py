@@ -8,19 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from genius.engine import Engine, State
 from genius.errors import GeniusError
 from genius.trie import Trie
+from genius.walk import grow, nearest
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-SCAN = 512  # under a node of more items, its children are looked up; of fewer, all items are looked at
-BINS = 2048  # that scores are sorted into
 ROWS_AT_ONCE = 512  # beams decoded together: enough for full speed, few enough to stay in the processor's cache
 
 
@@ -28,7 +26,8 @@ ROWS_AT_ONCE = 512  # beams decoded together: enough for full speed, few enough 
 class Beams:
     """The beams of one query, best first; then what fills `max_items`, best first.
 
-    lo, hi: (b,) ranges of the trie's sorted rows; logprob: (b,) summed over the codes scored so far.
+    lo, hi: (b,) ranges of the trie's sorted rows; logprob: (b,) summed over the codes scored so far, or the last beam's
+      for an item that is only near by codes.
     level: how many codes the beams have decided; as many as the trie has levels when they are whole IDs.
     """
 
@@ -111,11 +110,10 @@ def chunks(widths: Ints) -> Iterator[slice]:
 
 @dataclass
 class Front:
-    """The beams of all live queries, flat: (b,) arrays sorted by query, a query's own best first.
+    """The beams of all live queries, flat: (b,) arrays sorted by query, best first within a query.
 
     query: from 0, every one with at least one beam; code: the one decided last.
     row: whose log-probabilities to continue with, a row of the decoder's last output.
-    own: whether it is one of the query's `width` beams; the others only wait for what these leave of `max_items`.
     """
 
     query: Ints
@@ -124,7 +122,6 @@ class Front:
     lo: Ints
     hi: Ints
     score: Floats
-    own: Mask
 
     def take(self, which: Mask | Ints) -> "Front":
         return Front(*(values[which] for values in vars(self).values()))
@@ -200,8 +197,7 @@ class Search:
         root = np.array([[0], [len(self.trie)]])[:, : len(self.trie)]  # an empty trie has not even a root
         _, code, lo, hi = self.trie.children(root[0], root[1], 0)
         query, node = np.nonzero((self.wanted[:, None] < 0) | (self.wanted[:, None] == code))
-        own = np.ones(len(query), dtype=bool)
-        return Front(query, np.zeros_like(query), code[node], lo[node], hi[node], np.zeros(len(query)), own)
+        return Front(query, np.zeros_like(query), code[node], lo[node], hi[node], np.zeros(len(query)))
 
     def open(self, z: NDArray[np.float32]) -> None:
         """Score the first nodes and, in the same pass, what may follow them."""
@@ -222,26 +218,22 @@ class Search:
         front, trie, level = self.front, self.trie, self.level
         bounds = np.searchsorted(front.query, np.arange(len(self.live) + 1))
         last = level + 1 == trie.levels
-        spare = self.max_items if not last and self.engine.free(level + 1) else 0
-        query, parent, code, lo, hi, score, own, few, settled = grow(
-            trie.columns[level],
-            trie.starts[level] if level < len(trie.starts) else trie.starts[0][:0],
+        query, parent, code, lo, hi, score, few, settled = grow(
+            trie.codes,
             trie.change,
-            trie.columns[0],
+            trie.starts,
+            trie.start_bounds,
             level,
-            trie.levels,
             bounds,
             front.lo,
             front.hi,
             front.score,
             front.row,
-            front.own,
             self.log_probs,
             self.widths[self.live],
-            self.max_items,
-            spare,
+            0 if self.engine.path else self.max_items,
         )
-        self.front = Front(query, front.row[parent], code, lo, hi, score, own)
+        self.front = Front(query, front.row[parent], code, lo, hi, score)
         self.level += 1
         if self.tails and not last:
             self.finish_tails(settled)
@@ -291,6 +283,8 @@ class Search:
     def leave(self, queries: Mask) -> None:
         if queries.any():
             self.record(self.front.of(queries), self.live[queries], self.level)
+            if self.max_items and self.level > 1 and self.engine.path:
+                self.fill(queries)
             self.drop(queries)
 
     def record(self, front: Front, queries: Ints, level: int) -> None:
@@ -298,6 +292,33 @@ class Search:
         for i, query in enumerate(queries.tolist()):
             part = slice(bounds[i], bounds[i + 1])
             self.found[query] = Beams(front.lo[part], front.hi[part], front.score[part], level)
+
+    def fill(self, queries: Mask) -> None:
+        """Give these queries what their beams leave of `max_items`: items near by codes, of the best one's modality."""
+        assert self.state is not None
+        trie = self.trie
+        roots = np.append(trie.starts[: trie.start_bounds[1]], len(trie))
+        for i in np.flatnonzero(queries).tolist():
+            beams = self.found[int(self.live[i])]
+            if beams.items >= self.max_items:
+                continue
+            root = np.searchsorted(roots, beams.lo[0], side="right") - 1
+            at = nearest(
+                trie.codes,
+                trie.change,
+                trie.starts,
+                trie.start_bounds,
+                roots[root],
+                roots[root + 1],
+                self.state.direct[i, 0],
+                self.engine.starts,
+                beams.lo,
+                beams.hi,
+                self.max_items - beams.items,
+            )
+            score = np.concatenate([beams.logprob, np.full(len(at), beams.logprob.min())])
+            lo, hi = np.concatenate([beams.lo, at]), np.concatenate([beams.hi, at + 1])
+            self.found[int(self.live[i])] = Beams(lo, hi, score, beams.level)
 
     def drop(self, queries: Mask) -> None:
         if queries.all():
@@ -314,159 +335,3 @@ class Search:
 def flat(log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
     """(q, w, codes) -> (q * w, codes)"""
     return np.ascontiguousarray(log_probs).reshape(-1, log_probs.shape[-1])
-
-
-# The inner loop, compiled: one level of all queries, a few nanoseconds a node
-
-
-@njit(cache=True, nogil=True)
-def grow(  # type: ignore[no-untyped-def]
-    column, starts, change, first, level, levels, bounds, lo, hi, score, row, own, log_probs, widths, max_items, spare
-):
-    """The best children of all beams. Takes the trie's arrays, Front's, and the `widths` of the queries.
-
-    Of the children of a query's own beams the best `widths` are kept: its next own beams. If no more than `max_items`
-    items lie under these, or each has only one ID, the query is done, and what is left of `max_items` is filled with
-    other children of the best one's modality, best first. If it is not done, the best `spare` others are kept too.
-    Returns the children kept, query by query: query, parent, code, lo, hi, score, own; and for each query whether its
-    own beams hold few enough items, and whether each of them has one ID.
-    """
-    queries = len(bounds) - 1
-    room = 0
-    for q in range(queries):
-        below = 0
-        for b in range(bounds[q], bounds[q + 1]):
-            below += hi[b] - lo[b]
-        room += min(below, widths[q] + max(max_items, spare))
-    to_query, to_parent, to_code = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    to_lo, to_hi, to_score = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.float64)
-    to_own = np.empty(room, np.bool_)
-    few, settled = np.zeros(queries, np.bool_), np.ones(queries, np.bool_)
-    end = 0
-    for q in range(queries):
-        beams = slice(bounds[q], bounds[q + 1])
-        parent, child_lo, child_hi = children(starts, change, level, lo[beams], hi[beams])
-        count = len(parent)
-        child_score, mine = np.empty(count), np.empty(count, np.bool_)
-        for i in range(count):
-            b = bounds[q] + parent[i]
-            child_score[i] = score[b] + log_probs[row[b], column[child_lo[i]]]
-            mine[i] = own[b]
-        kept = best_of(child_score, child_lo, np.flatnonzero(mine), widths[q], True)
-        items = 0
-        for i in kept:
-            items += child_hi[i] - child_lo[i]
-            settled[q] &= one_id(change, child_lo[i], child_hi[i], levels)
-        few[q] = items <= max_items
-        done = few[q] or settled[q] or level + 1 == levels
-        more = max_items if done else spare
-        others = kept[:0]
-        if more > 0:
-            for i in range(count):
-                mine[i] = first[child_lo[i]] == first[child_lo[kept[0]]]
-            for i in kept:
-                mine[i] = False
-            others = best_of(child_score, child_lo, np.flatnonzero(mine), more, done)
-        for n in range(len(kept) + len(others)):
-            i = kept[n] if n < len(kept) else others[n - len(kept)]
-            if n >= len(kept) and done:
-                items += child_hi[i] - child_lo[i]
-                if items > max_items:
-                    break
-            to_query[end], to_parent[end], to_code[end] = q, bounds[q] + parent[i], column[child_lo[i]]
-            to_lo[end], to_hi[end], to_score[end], to_own[end] = child_lo[i], child_hi[i], child_score[i], n < len(kept)
-            end += 1
-    return (
-        to_query[:end],
-        to_parent[:end],
-        to_code[:end],
-        to_lo[:end],
-        to_hi[:end],
-        to_score[:end],
-        to_own[:end],
-        few,
-        settled,
-    )
-
-
-@njit(cache=True, nogil=True)
-def children(starts, change, level, lo, hi):  # type: ignore[no-untyped-def]
-    """`Trie.children` of a few nodes: parent, lo and hi of each."""
-    room = 0
-    for b in range(len(lo)):
-        if len(starts) and hi[b] - lo[b] > SCAN:
-            room += np.searchsorted(starts, hi[b]) - np.searchsorted(starts, lo[b])
-        else:
-            room += hi[b] - lo[b]
-    parent, child_lo, child_hi = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    end = 0
-    for b in range(len(lo)):
-        begin = end
-        if len(starts) and hi[b] - lo[b] > SCAN:
-            for at in range(np.searchsorted(starts, lo[b]), np.searchsorted(starts, hi[b])):
-                parent[end], child_lo[end] = b, starts[at]
-                end += 1
-        else:
-            for at in range(lo[b], hi[b]):
-                if at == lo[b] or change[at] <= level:
-                    parent[end], child_lo[end] = b, at
-                    end += 1
-        for i in range(begin, end - 1):
-            child_hi[i] = child_lo[i + 1]
-        child_hi[end - 1] = hi[b]
-    return parent[:end], child_lo[:end], child_hi[:end]
-
-
-@njit(cache=True, nogil=True)
-def best_of(score, lo, among, count, in_order):  # type: ignore[no-untyped-def]
-    """The `count` best of the children `among`; ties go to the lower `lo`."""
-    if len(among) > count:
-        threshold = largest(score[among], count)
-        likely = np.empty(len(among), np.int64)
-        end = 0
-        for i in among:
-            if score[i] >= threshold:
-                likely[end] = i
-                end += 1
-        among = likely[:end]
-    if len(among) <= count and not in_order:
-        return among
-    among = among[np.argsort(-score[among], kind="mergesort")]
-    start = 0
-    for i in range(1, len(among) + 1):
-        if i == len(among) or score[among[i]] != score[among[start]]:
-            if i - start > 1:
-                among[start:i] = among[start:i][np.argsort(lo[among[start:i]])]
-            start = i
-    return among[:count]
-
-
-@njit(cache=True, nogil=True)
-def largest(values, count):  # type: ignore[no-untyped-def]
-    """The `count`-th largest value, found by counting: only the few values in its bin are sorted."""
-    low, high = values.min(), values.max()
-    scale = (BINS - 1) / (high - low) if high - low > 1e-9 else 0.0
-    bins = np.zeros(BINS, np.int64)
-    for value in values:
-        bins[int((value - low) * scale)] += 1
-    at, above = BINS - 1, 0
-    while above + bins[at] < count:
-        above += bins[at]
-        at -= 1
-    inside = np.empty(bins[at])
-    end = 0
-    for value in values:
-        if int((value - low) * scale) == at:
-            inside[end] = value
-            end += 1
-    inside.sort()
-    return inside[len(inside) - (count - above)]
-
-
-@njit(cache=True, nogil=True)
-def one_id(change, lo, hi, levels):  # type: ignore[no-untyped-def]
-    """Whether all items under a node share one ID."""
-    for at in range(lo + 1, hi):
-        if change[at] < levels:
-            return False
-    return True

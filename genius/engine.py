@@ -40,6 +40,11 @@ class Engine:
     def levels(self) -> int:
         return len(self.config.sizes)
 
+    @property
+    def path(self) -> bool:
+        """Whether levels are left to the linear path, so that the products of query and codes are at hand."""
+        return self.written < self.levels
+
     def free(self, level: int) -> bool:
         """Whether a level is left to the linear path: its codes are scored already, the same for all beams."""
         return level >= self.written

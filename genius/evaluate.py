@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from genius.baselines import FAISS_PEERS, FaissPeer, NearestCodes, build_peer
-from genius.engine import Engine
 from genius.encoders import Prepared, Vectors
+from genius.engine import Engine
 from genius.errors import BadData, BadImage, BadModel, GeniusError
 from genius.images import load_image
 from genius.items import Query

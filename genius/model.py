@@ -23,8 +23,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from genius.decoder import Decoder, DecoderConfig
-from genius.engine import Engine
 from genius.encoders import Encoder, Prepared, Vectors, load_encoder
+from genius.engine import Engine
 from genius.errors import BadImage, BadItem, BadModel, GeniusError
 from genius.fusion import Fusion
 from genius.images import load_image

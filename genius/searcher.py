@@ -43,8 +43,10 @@ class Part(NamedTuple):
         return rows if self.rows is None else self.rows[rows]
 
 
-def check_search(k: int, mode: str, beam: int, budget: int) -> None:
+def check_search(k: int, mode: str, beam: int, budget: int, blend: float = 0.0) -> None:
     """Refuses what no search can be done with."""
+    if not 0 <= blend < np.inf:
+        raise GeniusError(f"blend is {blend}; it must be a number that is not negative. Most searches need none: 0.")
     for name, value in (("k", k), ("beam", beam), ("budget", budget)):
         if value < 1:
             raise GeniusError(f"{name} is {value}; it must be at least 1.")
@@ -104,6 +106,7 @@ class Searcher:
         beam: int = 50,
         budget: int = 1000,
         among: Part | None = None,
+        blend: float = 0.0,
     ) -> Found:
         """The k best rows for each query, whatever the other queries are.
 
@@ -113,8 +116,9 @@ class Searcher:
           IDs by similarity (GENIUS^R); "fast" does so as soon as no more than `budget` items lie under the beams.
         beam, budget: never less than k, so that k items are found where there are so many.
         among: the rows that may come out, as `part` gives them; the answers are those of a collection of these alone.
+        blend: so many times the log-probability of an item's beam is added to its similarity, in "rerank" and "fast".
         """
-        check_search(k, mode, beam, budget)
+        check_search(k, mode, beam, budget, blend)
         fused, embedding = np.asarray(fused, np.float32), np.asarray(embedding, np.float32)
         bad = np.flatnonzero(~np.isfinite(fused).all(1) | ~np.isfinite(embedding).all(1))
         if len(bad):
@@ -138,7 +142,7 @@ class Searcher:
             if mode == "generate":
                 best, score = self._in_order(part, found, k)
             else:
-                best, score = self._reranked(part, found, fused[query], embedding[query], k)
+                best, score = self._reranked(part, found, fused[query], embedding[query], k, blend)
             rows[query, : len(best)], scores[query, : len(best)] = best, score
         return Found(rows, scores)
 
@@ -147,14 +151,18 @@ class Searcher:
         return part.under(beams)[:k], np.repeat(beams.logprob, beams.hi - beams.lo)[:k]
 
     def _reranked(
-        self, part: Part, beams: Beams, fused: np.ndarray, embedding: np.ndarray, k: int
+        self, part: Part, beams: Beams, fused: np.ndarray, embedding: np.ndarray, k: int, blend: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        rows = np.sort(part.under(beams))  # so that ties go to the lower row
+        rows = part.under(beams)
+        order = np.argsort(rows)  # so that ties go to the lower row
+        rows = rows[order]
         if self.embeddings is not None:
             scores = by_embedding(embedding, self.embeddings[rows])
         else:
             codes, books = self.codes[rows], self._codebooks
             scores = by_codes(fused, codes, books, reconstruction_norms(codes, books))
+        if blend:
+            scores += blend * np.repeat(beams.logprob, beams.hi - beams.lo)[order].astype(np.float32)
         best = top(scores, k)
         return rows[best], scores[best]
 

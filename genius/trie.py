@@ -4,8 +4,6 @@ No object per node: the children of many nodes come out of a few array operation
 row number stands for one), of probabilities, or of files.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -18,7 +16,10 @@ class Trie:
     """codes: (n, levels) integers below 65536, a row an item; equal rows (items that share an ID) are kept.
 
     order: (n,) int32, the caller's row at each sorted position; equal IDs stay in the caller's order.
-    columns: levels arrays (n,), the codes of each level in sorted order, uint8 where they fit, else uint16.
+    codes: (levels, n) in sorted order, uint8 where they fit, else uint16.
+    change: (n,) the first level at which each sorted row differs from the one before it; `levels` where they are equal.
+    starts: where each node of the first level starts, then of the second, and so on for a few levels.
+    start_bounds: where in `starts` each of these levels begins, and where the last one ends.
     """
 
     def __init__(self, codes: ArrayLike) -> None:
@@ -29,26 +30,30 @@ class Trie:
             )
         if table.size and (table.min() < 0 or table.max() >= 2**16):
             raise GeniusError(f"A trie's codes must lie in 0..65535, but they span {table.min()}..{table.max()}.")
-        columns = [narrow(column) for column in table.T]
-        order = sort_rows(columns)
-        self._fill([column[order] for column in columns], order)
+        order = sort_rows(table.T)
+        codes = np.empty(table.shape[::-1], np.uint8 if table.max(initial=0) < 2**8 else np.uint16)
+        for column, sorted_column in zip(table.T, codes, strict=True):
+            sorted_column[:] = column[order]
+        self._fill(codes, order)
 
-    def _fill(self, columns: list[NDArray[np.unsignedinteger]], order: NDArray[np.int32]) -> None:
-        self.columns, self.order = columns, order
-        self.highest = tuple(int(column.max(initial=0)) for column in columns)  # code of each level
-        self.change = first_change(columns)
-        self.starts = node_starts(self.change, len(columns))
+    def _fill(self, codes: NDArray[np.unsignedinteger], order: NDArray[np.int32]) -> None:
+        self.codes, self.order = codes, order
+        self.highest = tuple(codes.max(axis=1, initial=0).tolist())  # code of each level
+        self.change = first_change(codes)
+        starts = node_starts(self.change, len(codes))
+        self.starts = np.concatenate(starts)
+        self.start_bounds = np.cumsum([0, *map(len, starts)])
 
     def __len__(self) -> int:
         return len(self.order)
 
     @property
     def levels(self) -> int:
-        return len(self.columns)
+        return len(self.codes)
 
     @property
     def nbytes(self) -> int:
-        arrays = (*self.columns, self.order, self.change, *self.starts)
+        arrays = (self.codes, self.order, self.change, self.starts)
         return sum(array.nbytes for array in arrays)
 
     def children(self, lo: ArrayLike, hi: ArrayLike, level: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -58,8 +63,8 @@ class Trie:
         order, ascending code within a parent.
         """
         lo, hi = positions(lo), positions(hi)
-        if level < len(self.starts):
-            starts = self.starts[level]
+        if level + 1 < len(self.start_bounds):
+            starts = self.starts[self.start_bounds[level] : self.start_bounds[level + 1]]
             first, last = np.searchsorted(starts, lo), np.searchsorted(starts, hi)
             parent, index = concatenate_ranges(first, last)
             child_lo = starts[index].astype(np.int64)
@@ -67,7 +72,7 @@ class Trie:
             parent, index = concatenate_ranges(lo, hi)
             begins = self.change[index] <= level
             parent, child_lo = parent[begins], index[begins]
-        code = self.columns[level][child_lo].astype(np.int64)
+        code = self.codes[level][child_lo].astype(np.int64)
         return parent, code, child_lo, next_start(parent, child_lo, hi)
 
     def leaves(self, lo: ArrayLike, hi: ArrayLike) -> Ints:
@@ -77,7 +82,7 @@ class Trie:
     def ids(self, at: ArrayLike) -> Ints:
         """The IDs at sorted positions: (...) -> (..., levels)."""
         at = positions(at)
-        return np.stack([column[at] for column in self.columns], axis=-1).astype(np.int64)
+        return np.moveaxis(self.codes[:, at], 0, -1).astype(np.int64)
 
     def single(self, lo: ArrayLike, hi: ArrayLike) -> NDArray[np.bool_]:
         """Whether all items under a node share one ID. Rows are sorted, so the first and the last tell."""
@@ -87,7 +92,7 @@ class Trie:
         """The trie of some of the items only; row numbers stay the caller's. keep: (rows of the caller,) bool."""
         kept = keep[self.order]
         smaller = Trie.__new__(Trie)
-        smaller._fill([column[kept] for column in self.columns], self.order[kept])
+        smaller._fill(self.codes[:, kept], self.order[kept])
         return smaller
 
 
@@ -95,12 +100,7 @@ def positions(values: ArrayLike) -> Ints:
     return np.asarray(values, dtype=np.int64)
 
 
-def narrow(column: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
-    """A column of codes in as few bytes as it needs."""
-    return column.astype(np.uint8 if column.max(initial=0) < 2**8 else np.uint16)
-
-
-def sort_rows(columns: Sequence[NDArray[np.unsignedinteger]]) -> NDArray[np.int32]:
+def sort_rows(columns: NDArray[np.integer]) -> NDArray[np.int32]:
     """Stable order of the rows by their codes, the first level first."""
     keys = pack(columns)
     order = np.argsort(keys[0], kind="stable")
@@ -112,7 +112,7 @@ def sort_rows(columns: Sequence[NDArray[np.unsignedinteger]]) -> NDArray[np.int3
     return order.astype(np.int32)
 
 
-def pack(columns: Sequence[NDArray[np.unsignedinteger]]) -> list[NDArray[np.uint64]]:
+def pack(columns: NDArray[np.integer]) -> list[NDArray[np.uint64]]:
     """The columns side by side in as few 64-bit keys as possible, the most significant first."""
     keys: list[NDArray[np.uint64]] = []
     free = 0
@@ -122,16 +122,15 @@ def pack(columns: Sequence[NDArray[np.unsignedinteger]]) -> list[NDArray[np.uint
             keys.append(np.zeros(len(column), dtype=np.uint64))
             free = 64
         keys[-1] <<= np.uint64(bits)
-        keys[-1] |= column
+        keys[-1] |= column.astype(np.uint64)
         free -= bits
     return keys
 
 
-def first_change(columns: Sequence[NDArray[np.unsignedinteger]]) -> NDArray[np.uint8]:
-    """(n,) the first level at which each row differs from the one before it; `levels` where they are equal."""
-    change = np.full(len(columns[0]), len(columns), dtype=np.uint8)
-    for level in reversed(range(len(columns))):
-        change[1:][columns[level][1:] != columns[level][:-1]] = level
+def first_change(codes: NDArray[np.unsignedinteger]) -> NDArray[np.uint8]:
+    change = np.full(codes.shape[1], len(codes), dtype=np.uint8)
+    for level in reversed(range(len(codes))):
+        change[1:][codes[level][1:] != codes[level][:-1]] = level
     change[:1] = 0
     return change
 

@@ -104,6 +104,21 @@ def test_codes_do_not_depend_on_the_batch(seed: int, cuts: list[int], length: fl
     assert torch.equal(quantizer.encode(z[:1]), whole[:1])
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_codes_do_not_depend_on_the_threads(beams: int) -> None:
+    quantizer, _, _ = _started()
+    z, modality = _data(5000, 8, 1)
+    before, codes = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        codes.append(quantizer.encode(z.clone().requires_grad_(), modality, beams=beams))
+    torch.set_num_threads(before)
+    assert torch.equal(codes[0], codes[1])
+    rows = [0, 1023, 1024, 4999]
+    for row in rows if beams == 1 else []:
+        assert codes[0][row].tolist() == _slow_encode(quantizer.codebooks, z[row], int(modality[row]))
+
+
 def test_equally_near_codes_give_the_lowest_index() -> None:
     quantizer = Quantizer(4, codes_per_level=6, levels=1)
     codes = torch.randn(6, 4)
