@@ -13,12 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 from genius.engine import Engine, State
 from genius.errors import GeniusError
 from genius.trie import Trie
-from genius.walk import grow, nearest
+from genius.walk import grow, grow_free, nearest
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+OWN = 4  # where the rest is filled by codes, beams end with one in so many of the items that may come out
 ROWS_AT_ONCE = 512  # beams decoded together: enough for full speed, few enough to stay in the processor's cache
 
 
@@ -175,6 +176,7 @@ class Search:
     ) -> None:
         self.engine, self.trie, self.widths, self.wanted, self.doubt = engine, trie, widths, wanted, doubt
         self.max_items = 0 if max_items is None else max_items
+        self.enough = self.max_items // OWN if engine.path else self.max_items  # items for a query to stop with
         self.tails = tails and max_items is None
         self.live = np.arange(len(widths))
         self.found: dict[int, Beams] = {}
@@ -189,7 +191,10 @@ class Search:
         if len(self.live):
             self.open(z[self.live])
         while len(self.live):
-            self.descend()
+            if self.engine.free(self.level):
+                self.descend_free()
+            else:
+                self.descend()
         return [self.found[query] for query in range(len(self.widths))]
 
     def roots(self) -> Front:
@@ -206,7 +211,7 @@ class Search:
         self.state, (scored, *following) = self.engine.open(z, first_codes)
         front.row = front.query * scored.shape[1] + front.ranks()
         given = self.wanted[self.live][front.query] >= 0
-        front.score = np.where(given, 0.0, flat(scored)[front.row, front.code])
+        front.score = np.where(given, 0.0, flat(scored)[front.row, front.code].astype(np.float64))
         self.output(following[0] if following else scored)
         self.front = front.best(self.widths[self.live]).beyond_doubt(self.doubt, self.widths[self.live])
         one_id = ~self.trie.single(self.front.lo, self.front.hi)
@@ -231,6 +236,7 @@ class Search:
             front.row,
             self.log_probs,
             self.widths[self.live],
+            self.enough,
             0 if self.engine.path else self.max_items,
         )
         self.front = Front(query, front.row[parent], code, lo, hi, score)
@@ -240,17 +246,33 @@ class Search:
             settled = settled[~settled]
             few = np.zeros(len(settled), dtype=bool)
         self.leave(few | self.over(settled))
-        if len(self.live):
-            self.decode()
-
-    def decode(self) -> None:
-        """Score what may follow the beams in front."""
-        if self.engine.free(self.level):
-            self.log_probs, self.front.row = self.engine.left(self.state, self.level), self.front.query
-            self.state.length = self.level + 1
-        else:
+        if len(self.live) and not self.engine.free(self.level):
+            assert self.state is not None
             self.output(self.engine.step(self.state, *self.inputs(self.front, self.front.code)))
             self.front.row = self.front.query * self.width + self.front.ranks()
+
+    def descend_free(self) -> None:
+        """All levels that are left, none of which costs any decoding."""
+        assert self.state is not None
+        front, trie = self.front, self.trie
+        query, lo, hi, score, reached = grow_free(
+            trie.codes,
+            trie.change,
+            trie.starts,
+            trie.start_bounds,
+            self.level,
+            np.searchsorted(front.query, np.arange(len(self.live) + 1)),
+            front.lo,
+            front.hi,
+            front.score,
+            self.state.left,
+            self.engine.row_bounds,
+            self.widths[self.live],
+            self.enough,
+            self.tails,
+        )
+        self.front = Front(query, query, query, lo, hi, score)
+        self.leave(np.ones(len(self.live), dtype=bool), reached)
 
     def finish_tails(self, queries: Mask) -> None:
         """These queries' beams are decided: score the rest of their IDs at once, and let them go."""
@@ -280,18 +302,20 @@ class Search:
         items = np.bincount(self.front.query, self.front.hi - self.front.lo, minlength=len(self.live))
         return items <= self.max_items
 
-    def leave(self, queries: Mask) -> None:
+    def leave(self, queries: Mask, level: int | Ints | None = None) -> None:
+        """level: how many codes these queries' beams have decided, if not as many as the others'."""
         if queries.any():
-            self.record(self.front.of(queries), self.live[queries], self.level)
+            self.record(self.front.of(queries), self.live[queries], self.level if level is None else level)
             if self.max_items and self.level > 1 and self.engine.path:
                 self.fill(queries)
             self.drop(queries)
 
-    def record(self, front: Front, queries: Ints, level: int) -> None:
+    def record(self, front: Front, queries: Ints, level: int | Ints) -> None:
         bounds = np.searchsorted(front.query, np.arange(len(queries) + 1))
+        levels = np.broadcast_to(level, len(queries)).tolist()
         for i, query in enumerate(queries.tolist()):
             part = slice(bounds[i], bounds[i + 1])
-            self.found[query] = Beams(front.lo[part], front.hi[part], front.score[part], level)
+            self.found[query] = Beams(front.lo[part], front.hi[part], front.score[part], levels[i])
 
     def fill(self, queries: Mask) -> None:
         """Give these queries what their beams leave of `max_items`: items near by codes, of the best one's modality."""
@@ -311,7 +335,7 @@ class Search:
                 roots[root],
                 roots[root + 1],
                 self.state.direct[i, 0],
-                self.engine.starts,
+                self.engine.row_bounds,
                 beams.lo,
                 beams.hi,
                 self.max_items - beams.items,
@@ -329,6 +353,7 @@ class Search:
         self.front, self.live = self.front.of(~queries), self.live[~queries]
 
     def state_of(self, queries: Mask) -> State:
+        assert self.state is not None
         return self.state if queries.all() else self.state.select(np.flatnonzero(queries))
 
 

@@ -11,6 +11,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 Shape = Sequence[int | str | None]
+Inputs = dict[str, tuple[Any, Shape]]
 
 
 class Graph:
@@ -52,7 +53,7 @@ class Graph:
     def transpose(self, x: str, *order: int) -> str:
         return self.node("Transpose", x, perm=list(order))
 
-    def model(self, inputs: Mapping[str, tuple[Any, Shape]], outputs: Mapping[str, Shape]) -> bytes:
+    def model(self, inputs: Inputs, outputs: Mapping[str, Shape]) -> bytes:
         """The finished ONNX model. inputs: numpy types and shapes by name; outputs are float32."""
         graph = helper.make_graph(
             self.nodes,

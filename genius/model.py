@@ -53,6 +53,7 @@ class Genius:
             raise BadModel(f"The quantizer's codes {quantizer.sizes} are not the decoder's {decoder.config.sizes}.")
         self.encoder, self.fusion, self.quantizer, self.decoder = encoder, fusion, quantizer, decoder
         self.code_beams = code_beams
+        self.int8 = False
         self.source: str | None = None
         for module in (fusion, quantizer, decoder):
             module.eval().requires_grad_(False)
@@ -64,7 +65,7 @@ class Genius:
     @cached_property
     def engine(self) -> Engine:
         """The decoder as a search uses it."""
-        return Engine(self.decoder)
+        return Engine(self.decoder, int8=self.int8)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -165,8 +166,11 @@ class Genius:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str]) -> "Genius":
-        """The bundled model `mini`, or the model in a folder (`./mini` if a folder has the name of a bundled model)."""
+    def from_pretrained(cls, name: str | os.PathLike[str], int8: bool = False) -> "Genius":
+        """The bundled model `mini`, or the model in a folder (`./mini` if a folder has the name of a bundled model).
+
+        int8: search with a decoder rounded to eight bits, see `genius.engine.Engine`; codes are not touched.
+        """
         bundled = BUNDLED / str(name)
         folder = bundled if os.sep not in str(name) and bundled.is_dir() else Path(name)
         config, weights = _read(folder)
@@ -176,7 +180,7 @@ class Genius:
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError, GeniusError) as error:
             reason = f"{error} is missing." if isinstance(error, KeyError) else error
             raise BadModel(f"{folder} is not a model this version can load: {reason}") from error
-        model.source = str(name)
+        model.source, model.int8 = str(name), int8
         return model
 
     @classmethod

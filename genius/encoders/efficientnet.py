@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 from PIL import Image
+
+from genius.graphs import Graph, Shape, session
 
 SIZE = 224
 GRID = 7 * 7
@@ -31,23 +31,7 @@ def to_pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image, dtype=np.uint8)
 
 
-class _Graph:
-    """Collects the nodes and weights of an ONNX graph."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.weights: list[Any] = []
-
-    def constant(self, value: np.ndarray | np.float32) -> str:
-        name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
-        return name
-
-    def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        output = output or f"n{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
-        return output
-
+class _Graph(Graph):
     def conv(self, x: str, conv: torch.nn.Conv2d, norm: torch.nn.BatchNorm2d, clip: bool) -> str:
         """Convolution with its batch norm folded in, and ReLU6 where `clip`."""
         mean, variance = norm.running_mean, norm.running_var
@@ -92,18 +76,8 @@ def build_graph() -> bytes:
     g.node("Flatten", g.node("GlobalAveragePool", x), output="pooled")
     weight, bias = network._fc.weight.detach().numpy(), network._fc.bias.detach().numpy()
     g.node("Gemm", "pooled", g.constant(weight), g.constant(bias), transB=1, output="logits")
-    shapes: dict[str, list[str | int | None]]
-    shapes = {"map": ["n", CHANNELS, GRID], "pooled": ["n", POOLED], "logits": ["n", CLASSES]}
-    graph = helper.make_graph(
-        g.nodes,
-        "efficientnet-lite2",
-        [helper.make_tensor_value_info("pixels", TensorProto.UINT8, ["n", SIZE, SIZE, 3])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
-        g.weights,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
+    shapes: dict[str, Shape] = {"map": ["n", CHANNELS, GRID], "pooled": ["n", POOLED], "logits": ["n", CLASSES]}
+    return g.model({"pixels": (np.uint8, ["n", SIZE, SIZE, 3])}, shapes)
 
 
 def _inputs(block: Any) -> int:
@@ -116,10 +90,7 @@ class EfficientNetLite2:
     """The frozen image backbone. `threads` is the number of cores it may use."""
 
     def __init__(self, threads: int) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(build_graph(), options, providers=["CPUExecutionProvider"])
+        self.session = session(build_graph(), threads)
 
     def features(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """pixels: (n, 224, 224, 3) uint8 -> map (n, 352, 49), pooled (n, 1280), logits (n, 1000), float32."""
