@@ -305,8 +305,9 @@ class Search:
     def leave(self, queries: Mask, level: int | Ints | None = None) -> None:
         """level: how many codes these queries' beams have decided, if not as many as the others'."""
         if queries.any():
-            self.record(self.front.of(queries), self.live[queries], self.level if level is None else level)
-            if self.max_items and self.level > 1 and self.engine.path:
+            level = self.level if level is None else level
+            self.record(self.front.of(queries), self.live[queries], level)
+            if self.max_items and self.engine.path and np.max(level) > 1:
                 self.fill(queries)
             self.drop(queries)
 

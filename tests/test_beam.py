@@ -255,3 +255,23 @@ def test_doubtful_modalities_are_not_searched(codes: NDArray[np.uint16], seed: i
     (expected,) = beam_search(engine, some, z, width)
     assert paths_of(trie, got) == paths_of(some, expected)
     np.testing.assert_allclose(got.logprob, expected.logprob, atol=1e-5)
+
+
+@exact
+@given(collections(), st.integers(1, 4), st.integers(1, 30), st.integers(0, 3))
+def test_a_linear_path_fills_the_whole_budget(codes: NDArray[np.uint16], width: int, max_items: int, seed: int) -> None:
+    engine, trie, z = (
+        Engine(tiny(SIZES[: codes.shape[1]], seed, skip=True, written=1)),
+        Trie(codes),
+        queries_of(1, seed),
+    )
+    (fast,) = beam_search(engine, trie, z, width, max_items=max_items)
+    (whole,) = beam_search(engine, trie, z, width)
+    rows = trie.leaves(fast.lo, fast.hi).tolist()
+    assert len(set(rows)) == len(rows)
+    assert set(rows) >= set(trie.leaves(whole.lo, whole.hi).tolist())
+    if not engine.path or fast.level == 1:
+        return  # one level, or everything fitted
+    best = trie.ids(fast.lo)[0, 0]
+    others = (codes[:, 0] != best)[rows].sum()  # of beams; what fills the rest has the best one's modality
+    assert len(rows) >= min(max_items, (codes[:, 0] == best).sum() + others)
