@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from genius.engine import Engine, State
 from genius.errors import GeniusError
 from genius.trie import Trie
-from genius.walk import grow, grow_free, nearest
+from genius.walk import grow, nearest
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -191,10 +191,7 @@ class Search:
         if len(self.live):
             self.open(z[self.live])
         while len(self.live):
-            if self.engine.free(self.level):
-                self.descend_free()
-            else:
-                self.descend()
+            self.descend()
         return [self.found[query] for query in range(len(self.widths))]
 
     def roots(self) -> Front:
@@ -219,43 +216,10 @@ class Search:
         self.leave(self.few_items() | self.over(settled))
 
     def descend(self) -> None:
-        """One level further: expand all beams, keep the best, decode these unless their query is done."""
-        front, trie, level = self.front, self.trie, self.level
-        bounds = np.searchsorted(front.query, np.arange(len(self.live) + 1))
-        last = level + 1 == trie.levels
-        query, parent, code, lo, hi, score, few, settled = grow(
-            trie.codes,
-            trie.change,
-            trie.starts,
-            trie.start_bounds,
-            level,
-            bounds,
-            front.lo,
-            front.hi,
-            front.score,
-            front.row,
-            self.log_probs,
-            self.widths[self.live],
-            self.enough,
-            0 if self.engine.path else self.max_items,
-        )
-        self.front = Front(query, front.row[parent], code, lo, hi, score)
-        self.level += 1
-        if self.tails and not last:
-            self.finish_tails(settled)
-            settled = settled[~settled]
-            few = np.zeros(len(settled), dtype=bool)
-        self.leave(few | self.over(settled))
-        if len(self.live) and not self.engine.free(self.level):
-            assert self.state is not None
-            self.output(self.engine.step(self.state, *self.inputs(self.front, self.front.code)))
-            self.front.row = self.front.query * self.width + self.front.ranks()
-
-    def descend_free(self) -> None:
-        """All levels that are left, none of which costs any decoding."""
+        """One level further, or to the end where that costs no decoding: expand all beams and keep the best."""
         assert self.state is not None
         front, trie = self.front, self.trie
-        query, lo, hi, score, reached = grow_free(
+        query, parent, lo, hi, score, few, settled, reached = grow(
             trie.codes,
             trie.change,
             trie.starts,
@@ -265,14 +229,28 @@ class Search:
             front.lo,
             front.hi,
             front.score,
+            front.row,
+            self.log_probs,
             self.state.left,
             self.engine.row_bounds,
             self.widths[self.live],
             self.enough,
+            0 if self.engine.path else self.max_items,
             self.tails,
         )
-        self.front = Front(query, query, query, lo, hi, score)
-        self.leave(np.ones(len(self.live), dtype=bool), reached)
+        code = trie.codes[self.level][lo].astype(np.int64)
+        self.front = Front(query, front.row[parent], code, lo, hi, score)
+        self.level += 1
+        if self.engine.free(self.level):
+            self.leave(np.ones(len(self.live), dtype=bool), reached)
+            return
+        if self.tails and self.level < trie.levels:
+            self.finish_tails(settled)
+            few = settled = np.zeros(len(self.live), dtype=bool)
+        self.leave(few | self.over(settled))
+        if len(self.live):
+            self.output(self.engine.step(self.state, *self.inputs(self.front, self.front.code)))
+            self.front.row = self.front.query * self.width + self.front.ranks()
 
     def finish_tails(self, queries: Mask) -> None:
         """These queries' beams are decided: score the rest of their IDs at once, and let them go."""

@@ -7,8 +7,9 @@ tables, and no embedding is needed. Knows nothing of how the candidates were fou
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
+
+from genius.walk import half_products
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -16,13 +17,16 @@ Ints = NDArray[np.int64]
 ROWS_AT_ONCE = 16384  # vectors rebuilt together when their lengths are computed
 
 
-def by_embedding(query: ArrayLike, vectors: ArrayLike) -> Floats:
-    """query: (d,), vectors: (n, d) -> (n,) inner products: cosines, if all of them are L2-normalised."""
-    # Unlike a matrix product, a sum of each row rounds equal rows equally wherever they stand, so ties stay ties.
-    # Torch, because it widens half-precision numbers many times faster than numpy.
-    rows = torch.from_numpy(np.ascontiguousarray(vectors)).float()
-    scores: Floats = (rows * torch.from_numpy(np.ascontiguousarray(query, np.float32))).sum(1).numpy()
-    return scores
+def by_embedding(query: ArrayLike, vectors: ArrayLike, rows: Ints | None = None) -> Floats:
+    """query: (d,), vectors: (n, d) -> (n,) inner products: cosines, if all of them are L2-normalised.
+
+    rows: (m,) which of the vectors to score, (m,) inner products; all, if not given.
+    """
+    table, wanted = np.asarray(vectors), np.asarray(query, np.float32)
+    if table.dtype == np.float16:
+        return half_products(table.view(np.uint16), np.arange(len(table)) if rows is None else rows, wanted)
+    # Unlike a matrix product, einsum rounds equal rows equally wherever they stand, so ties stay ties.
+    return np.einsum("nd,d->n", np.asarray(table if rows is None else table[rows], np.float32), wanted)
 
 
 def by_codes(

@@ -15,95 +15,85 @@ ITEMS = 16  # for each item wanted, so many are compared by their codes
 
 @njit(cache=True, nogil=True)
 def grow(  # type: ignore[no-untyped-def]
-    codes, change, starts, start_bounds, level, bounds, lo, hi, score, row, log_probs, widths, enough, fill
-):
-    """The best children of all beams, one level of beam search.
+    codes, change, starts, start_bounds, level, bounds, lo, hi, score, row, log_probs, left, rows, widths, enough, fill,
+    to_the_end,
+):  # fmt: skip
+    """One level of beam search for all queries, and all levels after it whose log-probabilities are there already.
 
     bounds: (q + 1,) where each query's beams begin; lo, hi, score, row: (b,) the beams' nodes, their log-probabilities
-    and their rows of log_probs, (rows, codes of the level); widths: (q,) how many children each query keeps.
-    If no more than `enough` items lie under these, or each has one ID, the query is done, and as many as `fill` items
-    are made up with other children of the best one's modality, best first.
-    Returns the children, query by query and best first: query, parent, code, lo, hi, score; and for each query whether
-    its `widths` best hold few enough items, and whether each of them has one ID.
+    and their rows of log_probs, (rows, codes of the level); widths: (q,) how many beams each query has.
+    left: (q, codes of the last levels), the same for all beams of a query; rows[level] says where a level's codes are.
+    A query is done with the last level, or when no more than `enough` items lie under its beams, or each has one ID
+    (unless its log-probabilities are wanted `to_the_end`). With `fill`, what its beams leave of so many items is then
+    made up with other children of the best one's modality, best first.
+    Returns the beams, query by query and best first: query, the beam each comes from, lo, hi, score; and for each query
+    whether its beams hold few enough items, whether each has one ID, and how many codes they have.
     """
-    levels, queries = len(codes), len(bounds) - 1
+    levels, queries, free = len(codes), len(bounds) - 1, rows[len(codes)] - left.shape[1]
     room = 0
     for q in range(queries):
-        beams = slice(bounds[q], bounds[q + 1])
-        room += min(items_under(lo[beams], hi[beams]), widths[q] + fill)
-    to_query, to_parent, to_code = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+        room += widths[q] + fill
+    to_query, to_parent = np.empty(room, np.int64), np.empty(room, np.int64)
     to_lo, to_hi, to_score = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.float64)
-    few, settled = np.zeros(queries, np.bool_), np.ones(queries, np.bool_)
+    few, settled, reached = np.zeros(queries, np.bool_), np.zeros(queries, np.bool_), np.empty(queries, np.int64)
     end = 0
     for q in range(queries):
         beams = slice(bounds[q], bounds[q + 1])
-        parent, child_lo, child_hi = children(change, starts, start_bounds, level, lo[beams], hi[beams])
-        count = len(parent)
-        child_score = np.empty(count)
-        for i in range(count):
-            b = bounds[q] + parent[i]
-            child_score[i] = score[b] + log_probs[row[b], codes[level, child_lo[i]]]
-        best = best_of(child_score, child_lo, widths[q] + fill)
-        items = 0
-        for n in range(len(best)):
-            i = best[n]
-            if n < widths[q]:
-                items += child_hi[i] - child_lo[i]
-                settled[q] &= one_id(change, levels, child_lo[i], child_hi[i])
-            else:
-                if n == widths[q]:
-                    few[q] = items <= enough
-                if not (few[q] or settled[q] or level + 1 == levels):
-                    break
-                if codes[0, child_lo[i]] != codes[0, child_lo[best[0]]]:
-                    continue
-                items += child_hi[i] - child_lo[i]
-                if items > fill:
-                    break
-            to_query[end], to_parent[end], to_code[end] = q, bounds[q] + parent[i], codes[level, child_lo[i]]
-            to_lo[end], to_hi[end], to_score[end] = child_lo[i], child_hi[i], child_score[i]
+        parent = np.arange(bounds[q], bounds[q + 1])
+        at_lo, at_hi, at_score, at_row, at_log_probs = lo[beams], hi[beams], score[beams], row[beams], log_probs
+        at = level
+        while True:
+            best, at_lo, at_hi, at_score, few[q], settled[q] = expand(
+                codes, change, starts, start_bounds, at, at_lo, at_hi, at_score, at_row, at_log_probs, widths[q],
+                enough, fill,
+            )  # fmt: skip
+            for i in range(len(best)):
+                best[i] = parent[best[i]]
+            parent = best
+            at += 1
+            if at == levels or rows[at] < free or few[q] or (settled[q] and not to_the_end):
+                break
+            at_row = np.zeros(len(at_lo), np.int64)
+            at_log_probs = left[q : q + 1, rows[at] - free : rows[at + 1] - free].copy()
+        reached[q] = at
+        for i in range(len(at_lo)):
+            to_query[end], to_parent[end] = q, parent[i]
+            to_lo[end], to_hi[end], to_score[end] = at_lo[i], at_hi[i], at_score[i]
             end += 1
-        if len(best) <= widths[q]:
-            few[q] = items <= enough
-    return to_query[:end], to_parent[:end], to_code[:end], to_lo[:end], to_hi[:end], to_score[:end], few, settled
+    return to_query[:end], to_parent[:end], to_lo[:end], to_hi[:end], to_score[:end], few, settled, reached
 
 
 @njit(cache=True, nogil=True)
-def grow_free(  # type: ignore[no-untyped-def]
-    codes, change, starts, start_bounds, level, bounds, lo, hi, score, left, rows, widths, enough, to_the_end
+def expand(  # type: ignore[no-untyped-def]
+    codes, change, starts, start_bounds, level, lo, hi, score, row, log_probs, width, enough, fill
 ):
-    """`grow`, level after level, where log-probabilities are the same for all beams of a query.
-
-    left: (q, codes of the levels from `level` on), those of a level from rows[level] - rows[first level of left] on.
-    A query ends with the last level, or as soon as `enough` or fewer items lie under its beams, or, unless it goes on
-    `to_the_end`, each of them has one ID. Returns the beams: query, lo, hi, score; and the level each query reached.
-    """
-    levels, queries = len(codes), len(bounds) - 1
-    room = widths.sum()
-    to_query, to_lo, to_hi = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    to_score, reached = np.empty(room, np.float64), np.empty(queries, np.int64)
-    first = rows[levels] - left.shape[1]
-    end = 0
-    for q in range(queries):
-        beams = slice(bounds[q], bounds[q + 1])
-        at_lo, at_hi, at_score = lo[beams], hi[beams], score[beams]
-        at = level
-        while at < levels:
-            here = np.array([0, len(at_lo)])
-            row = np.zeros(len(at_lo), np.int64)
-            log_probs = left[q : q + 1, rows[at] - first : rows[at + 1] - first].copy()
-            width = widths[q : q + 1]
-            _, _, _, at_lo, at_hi, at_score, few, settled = grow(
-                codes, change, starts, start_bounds, at, here, at_lo, at_hi, at_score, row, log_probs, width, enough, 0
-            )
-            at += 1
-            if few[0] or (settled[0] and not to_the_end):
-                break
-        for i in range(len(at_lo)):
-            to_query[end], to_lo[end], to_hi[end], to_score[end] = q, at_lo[i], at_hi[i], at_score[i]
-            end += 1
-        reached[q] = at
-    return to_query[:end], to_lo[:end], to_hi[:end], to_score[:end], reached
+    """The best children of one query's beams, best first: parent, lo, hi, score; few, settled. See `grow`."""
+    parent, child_lo, child_hi = children(change, starts, start_bounds, level, lo, hi)
+    child_score = np.empty(len(parent))
+    for i in range(len(parent)):
+        child_score[i] = score[parent[i]] + log_probs[row[parent[i]], codes[level, child_lo[i]]]
+    best = best_of(child_score, child_lo, width + fill)
+    items, settled = 0, True
+    for i in best[:width]:
+        items += child_hi[i] - child_lo[i]
+        settled &= one_id(change, len(codes), child_lo[i], child_hi[i])
+    few = items <= enough
+    count = min(width, len(best))
+    if few or settled or level + 1 == len(codes):
+        for i in best[width:]:
+            if codes[0, child_lo[i]] == codes[0, child_lo[best[0]]]:
+                items += child_hi[i] - child_lo[i]
+                if items > fill:
+                    break
+                best[count] = i
+                count += 1
+    best = best[:count]
+    to_parent, to_score = np.empty(count, np.int64), np.empty(count)
+    to_lo, to_hi = np.empty(count, np.int64), np.empty(count, np.int64)
+    for n in range(count):
+        i = best[n]
+        to_parent[n], to_lo[n], to_hi[n], to_score[n] = parent[i], child_lo[i], child_hi[i], child_score[i]
+    return to_parent, to_lo, to_hi, to_score, few, settled
 
 
 @njit(cache=True, nogil=True)
@@ -282,3 +272,25 @@ def one_id(change, levels, lo, hi):  # type: ignore[no-untyped-def]
     while at < hi and change[at] == levels:
         at += 1
     return at >= hi
+
+
+@njit(cache=True, nogil=True, fastmath=True)
+def half_products(bits, rows, query):  # type: ignore[no-untyped-def]
+    """The products of a query (d,) float32 with some rows of half-precision vectors, given as their bits (n, d) uint16.
+
+    The bits, moved to their places in single precision, are the number divided by 2^112: also where it is very small.
+    """
+    products, dim = np.empty(len(rows), np.float32), len(query)
+    wide = np.empty(dim, np.int32)
+    values = wide.view(np.float32)
+    scaled = query * np.float32(2.0**112)
+    for n in range(len(rows)):
+        half = bits[rows[n]]
+        for i in range(dim):
+            value = np.int32(half[i])
+            wide[i] = (value & np.int32(0x7FFF)) << np.int32(13) | (value & np.int32(0x8000)) << np.int32(16)
+        total = np.float32(0)
+        for i in range(dim):
+            total += values[i] * scaled[i]
+        products[n] = total
+    return products

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from genius.quantizer import Quantizer
 from genius.rerank import by_codes, by_embedding, by_tables, look_up_tables, reconstruction_norms, top
@@ -27,8 +28,16 @@ def test_half_precision_vectors_are_scored_in_single() -> None:
     np.testing.assert_allclose(by_embedding(QUERY, half), half.astype(np.float32) @ QUERY, rtol=1e-5)
 
 
-def test_equal_vectors_score_equally_wherever_they_stand() -> None:
-    vectors = RNG.standard_normal((1003, 131)).astype(np.float32)
+@given(hnp.arrays(np.float16, (4, 5), elements=st.floats(-60000, 60000, width=16)), st.permutations(range(4)))
+def test_half_precision_is_widened_exactly(half: np.ndarray, rows: list[int]) -> None:
+    for i in range(5):  # one number at a time
+        one = np.eye(5, dtype=np.float32)[i]
+        assert by_embedding(one, half, np.array(rows[:3])).tolist() == half[rows[:3], i].tolist()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_equal_vectors_score_equally_wherever_they_stand(kind: type) -> None:
+    vectors = RNG.standard_normal((1003, 131)).astype(kind)
     same = [0, 5, 6, 7, 501, 1000, 1001, 1002]
     vectors[same] = vectors[0]
     assert len(set(by_embedding(vectors[1], vectors)[same].tolist())) == 1
