@@ -1,9 +1,8 @@
-"""How fast the parts of `mini` are: encoding, codes, trie, search. Prints a table.
+"""How fast `mini` encodes pictures and texts and assigns codes. Prints a table. (`search.py` measures search.)
 
     python benchmarks/mini.py [--threads 2]
 
-Pictures are random noise (a network's speed does not depend on what it sees) and texts are sentences of common words;
-the IDs of the trie are random, which is the worst case for it.
+Pictures are random noise (a network's speed does not depend on what it sees) and texts are sentences of common words.
 """
 
 import argparse
@@ -18,8 +17,6 @@ from rich.table import Table
 
 from genius import Genius
 from genius.encoders import Prepared, Vectors
-from genius.searcher import Searcher
-from genius.trie import Trie
 
 WORDS = ("a", "man", "dog", "is", "riding", "two", "red", "small", "on", "the", "street", "near", "table", "water")
 
@@ -56,21 +53,6 @@ def main() -> None:
         "codes assigned a second, from ready vectors", f"{20_000 / seconds(lambda: model.codes(vectors)):,.0f}"
     )
 
-    for count, sizes in ((1_000_000, (3, *[4096] * 8)), (1_000_000, model.sizes)):
-        codes = np.stack([rng.integers(0, size, count, dtype=np.uint16) for size in sizes], axis=1)
-        trie = Trie(codes)
-        name = f"trie of {count:,} IDs of {len(sizes)} codes"
-        table.add_row(name, f"{seconds(lambda c=codes: Trie(c), 1):.2f} s, {trie.nbytes / count:.1f} bytes an item")
-
-    codes = np.stack([rng.integers(0, size, 100_000, dtype=np.uint16) for size in model.sizes], axis=1)
-    embeddings = rng.standard_normal((100_000, model.dim), dtype=np.float32)
-    searcher = Searcher(model, codes, embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True))
-    queries = vectors[:32]
-    fused, embedding = model.fuse(queries), queries.embedding()
-    for mode in ("generate", "rerank", "fast"):
-        for batch in (1, 32):
-            spent = seconds(lambda m=mode, b=batch: searcher.search(fused[:b], embedding[:b], mode=m)) / batch
-            table.add_row(f"{mode}, 100,000 random IDs, batch {batch}", f"{1000 * spent:.1f} ms a query")
     Console().print(table)
 
 

@@ -13,9 +13,12 @@ class BadItem(GeniusError):
     """An item or query that cannot be indexed or asked. `id` names it."""
 
     def __init__(self, id: str, reason: str) -> None:
-        super().__init__(f"{id}: {reason}")
+        super().__init__(id, reason)  # so that it can be sent from one process to another
         self.id = id
         self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.reason}"
 
 
 class BadData(GeniusError):

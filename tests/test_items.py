@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,3 +173,14 @@ def test_query_of_wrong_types_is_refused(wrong):
 )
 def test_prompt_is_instruction_and_text_as_one_string(query, prompt):
     assert query.prompt() == prompt
+
+
+def test_a_bad_item_says_the_same_in_another_process() -> None:
+    error = BadItem("p1", "it is empty.")
+    again = copy.copy(error)
+    assert (str(error), str(again), again.id, again.reason) == (
+        "p1: it is empty.",
+        "p1: it is empty.",
+        "p1",
+        "it is empty.",
+    )
