@@ -21,21 +21,7 @@ import torch
 from torch import Tensor
 
 from genius.decoder import SPECIALS, Decoder
-from genius.errors import GeniusError
-
-BLOCK = {  # our names -> T5's; several of T5's matrices are one of ours
-    "self_norm": ("layer.0.layer_norm",),
-    "self_qkv": ("layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v"),
-    "self_out": ("layer.0.SelfAttention.o",),
-    "cross_norm": ("layer.1.layer_norm",),
-    "cross_q": ("layer.1.EncDecAttention.q",),
-    "cross_kv": ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"),
-    "cross_out": ("layer.1.EncDecAttention.o",),
-    "ff_norm": ("layer.2.layer_norm",),
-    "ff_in": ("layer.2.DenseReluDense.wi",),
-    "ff_out": ("layer.2.DenseReluDense.wo",),
-}
-PAD, END = 0, 1
+from genius.t5 import END, PAD, as_t5
 
 
 class PrefixTree:
@@ -81,7 +67,7 @@ class Published:
     """Beam search by `transformers` over the IDs `codes: (n, levels)`, with a decoder's weights."""
 
     def __init__(self, decoder: Decoder, codes: np.ndarray) -> None:
-        self.t5 = as_t5(decoder)
+        self.t5 = as_t5(decoder, without_path=True)
         self.projector = decoder.prefix_network
         self.config = decoder.config
         self.tree = PrefixTree(codes, decoder.config.sizes)
@@ -122,54 +108,3 @@ class Published:
     def _ids(self, found: Any, width: int) -> np.ndarray:
         tokens: np.ndarray = found.sequences[:, 1:].unflatten(0, (-1, width)).numpy()
         return tokens - np.cumsum([SPECIALS, *self.config.sizes])[:-1]
-
-
-def as_t5(decoder: Decoder) -> Any:
-    """The same layers as a `T5ForConditionalGeneration` without encoder layers."""
-    try:
-        from transformers import T5Config, T5ForConditionalGeneration
-    except ImportError as error:
-        raise GeniusError("The published decoding path needs transformers: pip install transformers") from error
-    config = decoder.config
-    if not config.tied:
-        raise GeniusError("T5 shares its input and output tables here; compare a decoder that is tied.")
-    t5 = T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=config.vocabulary,
-            d_model=config.d_model,
-            d_kv=config.d_kv,
-            d_ff=config.d_ff,
-            num_layers=0,
-            num_decoder_layers=config.layers,
-            num_heads=config.heads,
-            pad_token_id=PAD,
-            eos_token_id=END,
-        )
-    )
-    missing, unknown = t5.load_state_dict(t5_weights(decoder), strict=False)
-    if unknown or any(".block." in name or "norm" in name for name in missing):
-        raise GeniusError(
-            f"The decoder's weights do not fit T5: {[*missing, *unknown]}. Update benchmarks/published.py."
-        )
-    return t5.eval()
-
-
-def t5_weights(decoder: Decoder) -> dict[str, Tensor]:
-    """T5's names -> the decoder's weights."""
-    state = decoder.state_dict()
-    table = state["table"]
-    weights = {
-        "encoder.final_layer_norm.weight": state["prefix_norm.weight"],
-        "decoder.final_layer_norm.weight": state["final_norm.weight"],
-        "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": state["position_bias"],
-        "shared.weight": table,
-        "encoder.embed_tokens.weight": table,
-        "decoder.embed_tokens.weight": table,
-        "lm_head.weight": table,
-    }
-    for layer in range(decoder.config.layers):
-        for ours, parts in BLOCK.items():
-            stacked = state[f"blocks.{layer}.{ours}.weight"]
-            for name, part in zip(parts, stacked.chunk(len(parts)), strict=True):
-                weights[f"decoder.block.{layer}.{name}.weight"] = part
-    return weights

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
-from genius.rerank import by_tables, look_up_tables, reconstruction_norms, top
+from genius.rerank import CodeVectors, top
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -84,18 +84,19 @@ class NearestCodes:
 
     def __init__(self, codes: ArrayLike, codebooks: Sequence[ArrayLike]) -> None:
         start = time.perf_counter()
-        self._codebooks = [np.asarray(book, np.float32) for book in codebooks]
-        self._codes = _checked_codes(codes, [len(book) for book in self._codebooks])
-        self._norms = reconstruction_norms(self._codes, self._codebooks)
-        self.bytes_per_item = sum((len(book) - 1).bit_length() for book in self._codebooks) / 8
+        self._vectors = CodeVectors(codebooks)
+        sizes = np.diff(self._vectors.bounds).tolist()
+        self._codes = _checked_codes(codes, sizes)
+        self._norms = self._vectors.norms(self._codes)
+        self.bytes_per_item = sum((size - 1).bit_length() for size in sizes) / 8
         self.build_seconds = time.perf_counter() - start
 
     def search(self, queries: Floats, k: int) -> Ints:
-        asked = _checked(queries, "queries", self._codebooks[0].shape[1])
+        asked = _checked(queries, "queries", self._vectors.table.shape[1])
         _check_count(k, "k")
         rows = np.full((len(asked), k), -1, np.int64)
-        for query, tables in enumerate(zip(*look_up_tables(asked, self._codebooks), strict=True)):
-            best = top(by_tables(tables, self._codes, self._norms), k)
+        for query, products in enumerate(self._vectors.products(asked)):
+            best = top(self._vectors.scores(products, self._codes) / self._norms, k)
             rows[query, : len(best)] = best
         return rows
 

@@ -2,33 +2,27 @@
 
 Heavy modules are imported inside the commands, so that `genius --help` answers at once.
 
-Exit status: 0 when all went well, 1 when the command failed (one sentence on stderr says why), 2 when it did its work
-but some items were bad or some problems were found; these are listed.
+Exit status: 0 when all went well, 1 when the command failed (one sentence on stderr says why) or found an index not to
+be in order, 2 when it did its work but some items were bad; these are listed.
 """
 
-import itertools
-import json
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from genius.errors import BadData, BadItem, GeniusError
+from genius.cli_index import index_app
+from genius.console import AsJson, AtVersion, IndexPath, Where, complain, print_json, read_ids, stdout
+from genius.errors import GeniusError
 
 if TYPE_CHECKING:
-    from genius.index import Hit, Index
-    from genius.items import Item
-
-SOME_BAD = 2
-SHOWN = 20  # rows of a list of complaints
+    from genius.index import Hit
 
 app = typer.Typer(
     name="genius",
@@ -40,25 +34,7 @@ app = typer.Typer(
     help="Search pictures, texts and pairs of both by generating the ID of the answer.",
     epilog="Start with [bold]genius demo[/bold]. Every command explains itself: [bold]genius search --help[/bold].",
 )
-index_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make an index, change it, look into it.")
 app.add_typer(index_app, name="index")
-
-IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.", show_default=False)]
-SOURCE = typer.Argument(
-    metavar="SOURCE",
-    help="Folders of pictures (captions in .txt or .json files beside them); CSV, JSONL or Parquet files; M-BEIR "
-    "candidate pools.",
-    show_default=False,
-)
-Where = Annotated[
-    str | None,
-    typer.Option(
-        help="Only items that satisfy this condition: SQL over id, text, modality and the metadata fields that "
-        "genius index info lists.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs instead of a table.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,20 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=list(arguments) if arguments is not None else None)
     except GeniusError as error:
-        _complain(str(error))
+        complain(str(error))
         sys.exit(1)
-
-
-def _out() -> Console:
-    return Console(highlight=False)
-
-
-def _complain(sentence: str) -> None:
-    Console(stderr=True, highlight=False).print(Text(sentence, style="red"), soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def _show_version(wanted: bool) -> None:
@@ -97,164 +61,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-# genius index ...
-
-
-@index_app.command(
-    "create",
-    epilog="Example: [bold]genius index create photos.genius ~/Pictures[/bold]\n\n"
-    "Exit status 2: some items were bad; they are listed, the good ones are in the index.",
-)
-def index_create(
-    path: IndexPath,
-    sources: Annotated[list[Path] | None, SOURCE] = None,
-    model: Annotated[str, typer.Option(help="The bundled model's name, or a model folder.")] = "mini",
-    codes_only: Annotated[
-        bool, typer.Option("--codes-only", help="Keep no embeddings: smallest index, coarser re-ranking.")
-    ] = False,
-    store_images: Annotated[
-        bool, typer.Option("--store-images", help="Keep copies of the pictures instead of their paths alone.")
-    ] = False,
-) -> None:
-    """Make a new index, and add the items of SOURCE to it, if given."""
-    from genius.index import Index
-    from genius.model import Genius
-
-    items = _read(sources or [])
-    index = Index.create(path, Genius.from_pretrained(model), embeddings=not codes_only, store_images=store_images)
-    _out().print(Text(f"Created {path} for the model {model}."))
-    if sources:
-        _add(index, items, replace=False)
-
-
-@index_app.command(
-    "add",
-    epilog="Example: [bold]genius index add photos.genius more/ captions.csv[/bold]\n\n"
-    "Exit status 2: some items were bad; they are listed, the good ones are in the index.",
-)
-def index_add(
-    path: IndexPath,
-    sources: Annotated[list[Path], SOURCE],
-    upsert: Annotated[bool, typer.Option("--upsert", help="Replace items whose id is in the index already.")] = False,
-) -> None:
-    """Add items to an index."""
-    from genius.index import Index
-
-    items = _read(sources)
-    _add(Index.open(path), items, replace=upsert)
-
-
-def _read(sources: list[Path]) -> Iterator["Item | BadItem"]:
-    """The items of all sources; a source that cannot be read at all is found before anything is written."""
-    from genius.sources import read_items
-
-    return itertools.chain.from_iterable([read_items(source) for source in sources])
-
-
-def _add(index: "Index", items: Iterator["Item | BadItem"], replace: bool) -> NoReturn:
-    report = (index.upsert if replace else index.add)(items, progress=True)
-    _out().print(Text(f"{report.added:,} added; {index.path} now holds {len(index):,} items."))
-    _show_bad(report.bad)
-    raise typer.Exit(SOME_BAD if report.bad else 0)
-
-
-def _show_bad(bad: list[BadItem]) -> None:
-    if not bad:
-        return
-    table = Table(
-        title=f"{len(bad)} bad items, not added", title_style="red", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    table.add_column("item", overflow="fold")
-    table.add_column("what is wrong", overflow="fold")
-    for error in bad[:SHOWN]:
-        table.add_row(Text(error.id), Text(error.reason))
-    if len(bad) > SHOWN:
-        table.add_row("...", f"and {len(bad) - SHOWN} more")
-    Console(stderr=True, highlight=False).print(table)
-
-
-@index_app.command(
-    "delete",
-    epilog="Example: [bold]genius index delete photos.genius cat.jpg dog.jpg[/bold]\n\n"
-    "Exit status 2: some ids were not in the index; the others are deleted.",
-)
-def index_delete(
-    path: IndexPath,
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the items to delete.", show_default=False)],
-) -> None:
-    """Delete items from an index. The picture files themselves are not touched."""
-    from genius.index import Index
-
-    index = Index.open(path)
-    missing = [id for id in ids if id not in index]
-    count = index.delete(ids)
-    _out().print(Text(f"{count:,} deleted; {path} now holds {len(index):,} items."))
-    for id in missing:
-        _complain(f"{id}: there is no item with this id.")
-    raise typer.Exit(SOME_BAD if missing else 0)
-
-
-@index_app.command("info", epilog="Example: [bold]genius index info photos.genius --json[/bold]")
-def index_info(path: IndexPath, as_json: AsJson = False) -> None:
-    """Show what an index holds and which model made it."""
-    from genius.index import Index
-
-    info = asdict(Index.open(path).info())
-    if as_json:
-        _print_json(info)
-        return
-    table = Table(show_header=False, box=None)
-    for name, value in info.items():
-        table.add_row(Text(name.replace("_", " "), style="bold"), Text(_in_words(value)))
-    _out().print(table)
-
-
-@index_app.command(
-    "count",
-    epilog="Example: [bold]genius index count photos.genius --where \"lang = 'en' AND year >= 2000\"[/bold]",
-)
-def index_count(path: IndexPath, where: Where = None) -> None:
-    """Count the items of an index, or those that satisfy a condition."""
-    from genius.index import Index
-
-    typer.echo(Index.open(path).count(where))
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(
-            f"{name} ({about})" if isinstance(about, str) else f"{about:,} {name}" for name, about in value.items()
-        )
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, list | tuple):
-        return " x ".join(map(str, value))
-    return str(value)
-
-
-@index_app.command(
-    "verify",
-    epilog="Example: [bold]genius index verify photos.genius[/bold]\n\n"
-    "Exit status 2: problems were found; they are listed.",
-)
-def index_verify(path: IndexPath) -> None:
-    """Check an index: its model, codes, embeddings, ids and pictures."""
-    from genius.index import Index
-
-    index = Index.open(path)
-    problems = index.verify()
-    if not problems:
-        _out().print(Text(f"{path} is in order: {len(index):,} items.", style="green"))
-        return
-    for problem in problems[:SHOWN]:
-        _complain(problem)
-    if len(problems) > SHOWN:
-        _complain(f"... and {len(problems) - SHOWN} more.")
-    raise typer.Exit(SOME_BAD)
 
 
 # genius search
@@ -283,6 +89,7 @@ def search(
         Path | None,
         typer.Option(metavar="FILE", help="Only items whose id is a line of this file.", show_default=False),
     ] = None,
+    version: AtVersion = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the items of an index that answer words, a picture, or both."""
@@ -290,19 +97,13 @@ def search(
     from genius.items import Query
 
     query = Query(text=words, image=image, instruction=instruction, target=target)
-    ids = None if ids_from is None else _read_ids(ids_from)
-    hits = Index.open(path).search(query, k=k, mode=mode, beam=beam, budget=budget, ids=ids, where=where)
+    ids = None if ids_from is None else read_ids(ids_from)
+    index = Index.open(path, version=version)
+    hits = index.search(query, k=k, mode=mode, beam=beam, budget=budget, ids=ids, where=where)
     if as_json:
-        _print_json([_as_dict(hit) for hit in hits])
+        print_json([_as_dict(hit) for hit in hits])
     else:
         _show_hits(hits)
-
-
-def _read_ids(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeError) as error:
-        raise BadData(f"{file} cannot be read ({error}). Give a text file in UTF-8 with an id a line.") from error
 
 
 def _as_dict(hit: "Hit") -> dict[str, Any]:
@@ -319,7 +120,7 @@ def _as_dict(hit: "Hit") -> dict[str, Any]:
 
 def _show_hits(hits: "list[Hit]") -> None:
     if not hits:
-        _out().print("Nothing found: the index has no such items.")
+        stdout().print("Nothing found: the index has no such items.")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("score", justify="right", no_wrap=True)
@@ -331,7 +132,7 @@ def _show_hits(hits: "list[Hit]") -> None:
         snippet = textwrap.shorten(hit.item.text or "", 80, placeholder=" ...")
         codes = " ".join(map(str, hit.codes))
         table.add_row(f"{hit.score:.3f}", Text(hit.id), hit.modality.label, codes, Text(snippet))
-    _out().print(table)
+    stdout().print(table)
 
 
 # genius demo, train, evaluate, ablate, report
@@ -422,12 +223,12 @@ def evaluate(
         None if tasks is None else _names(tasks),
         prompts,
         out,
-        _out(),
+        stdout(),
     )
     for table in tables(scores):
-        _out().print(table)
+        stdout().print(table)
     if out is not None:
-        _out().print(Text(f"All figures are in {out}. Next: genius report {out} --out report.html"))
+        stdout().print(Text(f"All figures are in {out}. Next: genius report {out} --out report.html"))
 
 
 def _names(listed: str) -> list[str]:
@@ -462,7 +263,7 @@ def ablate(
     """Train and measure every ablation of the paper: what each part of the method is worth."""
     from genius.ablate import ablate as run_ablations
 
-    run_ablations(data, out, model, cache, quick, None if rows is None else _names(rows), limit, _out())
+    run_ablations(data, out, model, cache, quick, None if rows is None else _names(rows), limit, stdout())
 
 
 @app.command(epilog="Example: [bold]genius report runs/mini ablations --out report.html[/bold]")
@@ -478,7 +279,7 @@ def report(
     """Write one page with the tables and figures of some runs, and the tables as Markdown."""
     from genius.report import write_report
 
-    write_report(runs, out, _out())
+    write_report(runs, out, stdout())
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from genius.walk import half_products
+from genius.walk import half_products, lengths_of_sums, sums
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-
-ROWS_AT_ONCE = 16384  # vectors rebuilt together when their lengths are computed
 
 
 def by_embedding(query: ArrayLike, vectors: ArrayLike, rows: Ints | None = None) -> Floats:
@@ -29,45 +27,34 @@ def by_embedding(query: ArrayLike, vectors: ArrayLike, rows: Ints | None = None)
     return np.einsum("nd,d->n", np.asarray(table if rows is None else table[rows], np.float32), wanted)
 
 
-def by_codes(
-    query: ArrayLike, codes: ArrayLike, codebooks: Sequence[ArrayLike], norms: ArrayLike | None = None
-) -> Floats:
-    """The query against the sum of each item's code vectors.
+class CodeVectors:
+    """The code vectors of all levels: table, (codes, d), those of a level from bounds[level] on."""
 
-    query: (d,), codes: (n, levels), codebooks: levels arrays (size, d) -> (n,) inner products; with the items'
-    `reconstruction_norms` (n,), cosines (of a query of length one).
-    """
-    tables = [table[0] for table in look_up_tables(np.asarray(query)[None], codebooks)]
-    return by_tables(tables, codes, norms)
+    def __init__(self, codebooks: Sequence[ArrayLike]) -> None:
+        """codebooks: levels arrays (size, d)."""
+        books = [np.asarray(codebook, np.float32) for codebook in codebooks]
+        self.table: Floats = np.concatenate(books)
+        self.bounds: Ints = np.cumsum([0, *map(len, books)])
 
+    def products(self, queries: ArrayLike) -> Floats:
+        """queries: (q, d) -> (q, codes) inner products with every code: tables to look up."""
+        return np.asarray(queries, np.float32) @ self.table.T
 
-def look_up_tables(queries: ArrayLike, codebooks: Sequence[ArrayLike]) -> list[Floats]:
-    """queries: (q, d), codebooks: levels arrays (size, d) -> levels arrays (q, size) of inner products."""
-    vectors = np.asarray(queries, np.float32)
-    return [vectors @ np.asarray(codebook, np.float32).T for codebook in codebooks]
+    def norms(self, codes: ArrayLike) -> Floats:
+        """The length of the sum of each item's code vectors. codes: (n, levels) -> (n,); 1 where the sum is zero."""
+        norms: Floats = lengths_of_sums(self.table, self.bounds, np.ascontiguousarray(codes))
+        norms[norms == 0] = 1
+        return norms
 
-
-def by_tables(tables: Sequence[Floats], codes: ArrayLike, norms: ArrayLike | None = None) -> Floats:
-    """`by_codes` for one query's row of each look-up table. tables: levels arrays (size,), codes: (n, levels)."""
-    columns = np.asarray(codes).T
-    scores = np.zeros(columns.shape[1], np.float32)
-    for table, column in zip(tables, columns, strict=True):
-        scores += table[column]
-    if norms is not None:
-        scores /= np.asarray(norms, np.float32)
-    return scores
+    def scores(self, products: Floats, codes: ArrayLike) -> Floats:
+        """One query's products (codes,), summed over each item's codes (n, levels) -> (n,)."""
+        summed: Floats = sums(products, self.bounds, np.ascontiguousarray(codes))
+        return summed
 
 
-def reconstruction_norms(codes: ArrayLike, codebooks: Sequence[ArrayLike]) -> Floats:
-    """The length of the sum of each item's code vectors. codes: (n, levels) -> (n,); 1 where the sum is zero."""
-    table, books = np.asarray(codes), [np.asarray(codebook, np.float32) for codebook in codebooks]
-    norms = np.ones(len(table), np.float32)
-    for start in range(0, len(table), ROWS_AT_ONCE):
-        columns = table[start : start + ROWS_AT_ONCE].T
-        total = sum(book[column] for book, column in zip(books, columns, strict=True))
-        norms[start : start + ROWS_AT_ONCE] = np.linalg.norm(total, axis=1)
-    norms[norms == 0] = 1
-    return norms
+def by_codes(query: ArrayLike, codes: ArrayLike, vectors: CodeVectors) -> Floats:
+    """The cosine of the query (of length one) and the sum of each item's code vectors. codes: (n, levels) -> (n,)."""
+    return vectors.scores(vectors.products(np.asarray(query)[None])[0], codes) / vectors.norms(codes)
 
 
 def top(scores: ArrayLike, k: int) -> Ints:

@@ -13,11 +13,11 @@ import numpy as np
 from genius.beam import Beams, beam_search
 from genius.errors import GeniusError
 from genius.model import Genius
-from genius.rerank import by_codes, by_embedding, reconstruction_norms, top
-from genius.trie import Trie
+from genius.rerank import CodeVectors, by_codes, by_embedding, top
+from genius.trie import Trie, concatenate_ranges
 
 DOUBT = 0.1  # a modality less than this times as probable as the likeliest one is not re-ranked
-FEW = 8  # a part of fewer than one in so many rows gets a trie of its own; it is cut out of the whole trie otherwise
+SPARE = 65_536  # rows that can be added before embeddings are copied, at least
 MODES = ("generate", "rerank", "fast")
 
 
@@ -29,18 +29,49 @@ class Found(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some rows of a searcher, to search among: made by `Searcher.part`.
-
-    trie: of their IDs; rows: (n,) the searcher's row for each of the trie's, or None where they are the same.
-    """
+    """Some rows of a searcher, to search among: made by `Searcher.part`."""
 
     trie: Trie
-    rows: np.ndarray | None = None
 
     def under(self, beams: Beams) -> np.ndarray:
         """The searcher's rows under the beams, beam after beam."""
-        rows = self.trie.leaves(beams.lo, beams.hi)
-        return rows if self.rows is None else self.rows[rows]
+        return self.trie.leaves(beams.lo, beams.hi)
+
+    def ids_under(self, beams: Beams) -> np.ndarray:
+        """The IDs of these rows, (n, levels)."""
+        return self.trie.ids(concatenate_ranges(beams.lo, beams.hi)[1])
+
+
+class Growing:
+    """Rows of an array with room for more behind them. Rows that are there do not change, so views of them may be kept.
+
+    >>> rows = Growing.of_size(2, 3, np.dtype(np.float16))
+    >>> rows.put(np.zeros((5, 3)), behind=2).first(7).shape
+    (7, 3)
+    """
+
+    def __init__(self, array: np.ndarray, used: int | None = None) -> None:
+        self._array = array
+        self._used = len(array) if used is None else used
+
+    @classmethod
+    def of_size(cls, n: int, width: int, dtype: np.dtype) -> "Growing":
+        """n rows to be filled; the room behind them takes no memory until it is used."""
+        return cls(np.empty((n + n // 4 + SPARE, width), dtype), n)
+
+    def first(self, n: int) -> np.ndarray:
+        return self._array[:n]
+
+    def put(self, rows: np.ndarray, behind: int) -> "Growing":
+        """With these rows behind the first so many: in the room that is left, or in a copy with more of it."""
+        end = behind + len(rows)
+        grown = self
+        if behind != self._used or end > len(self._array):
+            grown = Growing.of_size(end, self._array.shape[1], self._array.dtype)
+            grown._array[:behind] = self._array[:behind]
+        grown._array[behind:end] = rows
+        grown._used = end
+        return grown
 
 
 def check_search(k: int, mode: str, beam: int, budget: int, blend: float = 0.0) -> None:
@@ -55,45 +86,56 @@ def check_search(k: int, mode: str, beam: int, budget: int, blend: float = 0.0) 
 
 
 class Searcher:
-    """codes: (n, levels) uint16, the items' IDs; embeddings: (n, dim), their normalised vectors, or None.
+    """Items to search: codes: (n, levels), their IDs; embeddings: (n, dim), their normalised vectors, or None.
 
-    Rows that come out are rows of `codes`. Without embeddings, items are re-ranked by their codes. A searcher does not
-    change: `extend` and `select` make new ones. Its trie is built when it is first searched.
+    Rows are numbered from 0 and keep their numbers: those that `insert` adds are numbered on, those that `remove` takes
+    away are not used again. A searcher does not change: both make new ones. Without embeddings, items are re-ranked by
+    their codes.
     """
 
-    def __init__(self, model: Genius, codes: np.ndarray, embeddings: np.ndarray | None = None) -> None:
-        if embeddings is not None and len(embeddings) != len(codes):
-            raise GeniusError(f"{len(codes)} IDs and {len(embeddings)} embeddings do not belong together.")
+    def __init__(self, model: Genius, codes: np.ndarray, embeddings: np.ndarray | Growing | None = None) -> None:
+        if isinstance(embeddings, np.ndarray):
+            if len(embeddings) != len(codes):
+                raise GeniusError(f"{len(codes)} IDs and {len(embeddings)} embeddings do not belong together.")
+            embeddings = Growing(embeddings)
         self.model = model
-        self.codes = codes
-        self.embeddings = embeddings
+        self.trie = Trie(codes)
+        self.rows = len(codes)  # that there ever were
+        self._embeddings = embeddings
 
     def __len__(self) -> int:
-        return len(self.codes)
+        return len(self.trie)
 
-    @cached_property
-    def trie(self) -> Trie:
-        return Trie(self.codes)
+    @property
+    def embeddings(self) -> np.ndarray | None:
+        """(rows, dim): of all rows that there ever were."""
+        return None if self._embeddings is None else self._embeddings.first(self.rows)
 
-    def extend(self, codes: np.ndarray, embeddings: np.ndarray | None = None) -> "Searcher":
-        """With these items behind the others."""
-        joined = None
-        if self.embeddings is not None and embeddings is not None:
-            joined = np.concatenate([self.embeddings, embeddings])
-        return Searcher(self.model, np.concatenate([self.codes, codes]), joined)
+    def insert(self, codes: np.ndarray, embeddings: np.ndarray | None = None) -> "Searcher":
+        """With more items, numbered on from `rows`."""
+        trie = self.trie.insert(codes, np.arange(self.rows, self.rows + len(codes)))
+        grown = self._embeddings
+        if grown is not None:
+            if embeddings is None or len(embeddings) != len(codes):
+                raise GeniusError(f"{len(codes)} IDs to be added need as many embeddings.")
+            grown = grown.put(embeddings, behind=self.rows)
+        return self._with(trie, grown, self.rows + len(codes))
 
-    def select(self, rows: np.ndarray) -> "Searcher":
-        """Of these items only. rows: (n,) bool, or row numbers; they are numbered anew."""
-        embeddings = None if self.embeddings is None else self.embeddings[rows]
-        return Searcher(self.model, self.codes[rows], embeddings)
+    def remove(self, rows: np.ndarray) -> "Searcher":
+        """Without the items that have these numbers; their embeddings stay in memory."""
+        return self._with(self.trie.remove(rows), self._embeddings, self.rows)
+
+    def _with(self, trie: Trie, embeddings: Growing | None, rows: int) -> "Searcher":
+        other = Searcher.__new__(Searcher)
+        other.model, other.trie, other.rows, other._embeddings = self.model, trie, rows, embeddings
+        if "_code_vectors" in vars(self):
+            other._code_vectors = self._code_vectors
+        return other
 
     def part(self, rows: np.ndarray) -> Part:
         """These rows as something to search among. rows: row numbers, in any order; answers keep these numbers."""
-        keep = np.zeros(len(self), bool)
+        keep = np.zeros(self.rows, bool)
         keep[rows] = True
-        rows = np.flatnonzero(keep)  # in order, each once
-        if len(rows) * FEW < len(self):
-            return Part(Trie(self.codes[rows]), rows)
         return Part(self.trie.restrict(keep))
 
     def search(
@@ -157,18 +199,17 @@ class Searcher:
         order = np.argsort(rows)  # so that ties go to the lower row
         rows = rows[order]
         if self.embeddings is not None:
-            scores = by_embedding(embedding, self.embeddings[rows])
+            scores = by_embedding(embedding, self.embeddings, rows)
         else:
-            codes, books = self.codes[rows], self._codebooks
-            scores = by_codes(fused, codes, books, reconstruction_norms(codes, books))
+            scores = by_codes(fused, part.ids_under(beams)[order], self._code_vectors)
         if blend:
             scores += blend * np.repeat(beams.logprob, beams.hi - beams.lo)[order].astype(np.float32)
         best = top(scores, k)
         return rows[best], scores[best]
 
     @cached_property
-    def _codebooks(self) -> list[np.ndarray]:
-        return [book.cpu().numpy() for book in self.model.quantizer.codebooks]
+    def _code_vectors(self) -> CodeVectors:
+        return CodeVectors([book.cpu().numpy() for book in self.model.quantizer.codebooks])
 
 
 def _first_codes(wanted: Sequence[int | None] | np.ndarray | None, queries: int) -> np.ndarray | None:

@@ -293,7 +293,7 @@ def _from_row(row: dict[str, Any], place: _Place, root: Path | None = None) -> I
     if text is None:
         text = row.pop("caption", None)
     image = row.pop("image", None)
-    nested = row.pop("metadata", None)
+    nested = _as_object(row.pop("metadata", None))
     metadata = {**row, **nested} if isinstance(nested, dict) else {**row, "metadata": nested}
     try:
         return _checked(
@@ -306,6 +306,16 @@ def _from_row(row: dict[str, Any], place: _Place, root: Path | None = None) -> I
         )
     except BadItem as error:
         return BadItem(printable(str(id)), f"{place}: {error.reason}")
+
+
+def _as_object(value: Any) -> Any:
+    """The `metadata` of a table whose cells hold no objects: JSON such as {"lang": "en"} becomes one."""
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def _image(value: Any, root: Path) -> Any:

@@ -1,16 +1,20 @@
-"""How an index lies on disk: `index.json` (Header) and the columns of `items.lance`.
+"""How an index lies on disk: one Lance dataset, `items.lance`, whose schema carries the index's Header.
 
-Knows the format, and how items become rows and rows items. Does not know models, searching, or when to write.
+Knows the format, how items become rows and rows items, and how a change is written so that it is either wholly there or
+not at all, also after a power cut. Does not know models, searching, when to write, or who else is writing.
 """
 
+import errno
 import hashlib
 import io
 import json
 import os
+import re
 import sys
-import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +22,38 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from lance.fragment import FragmentMetadata, write_fragments
+from lance.optimize import Compaction
 from PIL import Image
 
 from genius.errors import BadIndex, BadItem
 from genius.images import load_image
-from genius.items import Item, printable
+from genius.items import Item, Modality, printable
 
-FORMAT = 2
+FORMAT = 3
+ITEMS = "items.lance"
 FIELDS = 256  # metadata fields with a column of their own
 KINDS = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
 """What the values of a metadata field can be in a condition, and the type of their column."""
 OPEN_COLUMNS = ("id", "text", "modality", "metadata")  # what a condition may name beside the metadata fields
-ITEM_COLUMNS = ["id", "modality", "text", "image", "image_bytes", "metadata", "codes"]
+ITEM_COLUMNS = ["id", "modality", "text", "image", "image_bytes", "metadata"]
+_HEADER = b"genius"  # its key in the schema's metadata
+_CHANGING = ("data", "_deletions", "_transactions", "_versions")  # folders of a dataset that a change writes to
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "there is no permission: the folder is read-only for you",
+}
 _ANEW = "Restore it from a copy, or build the index anew."
 
 
 @dataclass(frozen=True)
 class Header:
-    """`index.json`: what must be known before the items can be read.
+    """What must be known before the items can be read. It changes in the same step as the rows it describes.
 
     model: what `Genius.from_pretrained` needs to load the model again: "mini", or a folder; None if it was never saved.
+    generation: how often all items have been encoded anew.
     """
 
     model: str | None
@@ -46,71 +62,279 @@ class Header:
     dim: int
     embeddings: bool
     store_images: bool
+    generation: int = 0
     format: int = FORMAT
-
-    def write(self, folder: Path) -> None:
-        temporary = folder / f"index.json.{uuid.uuid4().hex}"
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(asdict(self), file, indent=2)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, folder / "index.json")
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    @classmethod
-    def read(cls, folder: Path) -> "Header":
-        file = folder / "index.json"
-        if not file.is_file():
-            raise BadIndex(f"{folder} is not an index: it has no index.json. Create one with `genius index create`.")
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-            version = values["format"]
-            if version == FORMAT:
-                return cls(**{field.name: values[field.name] for field in fields(cls)} | {"sizes": (*values["sizes"],)})
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadIndex(f"{file} is damaged ({error!r}). {_ANEW}") from error
-        raise BadIndex(
-            f"{folder} has index format {version}, this version reads {FORMAT}. Build it anew with "
-            "`genius index create`, or use the version that made it."
-        )
 
     def schema(self) -> pa.Schema:
         """The columns of `items.lance` that every index has. Behind them stand the columns of metadata fields."""
         columns = [
-            pa.field("id", pa.string(), nullable=False),
+            pa.field("id", pa.string(), nullable=False, metadata={b"lance-encoding:compression": b"zstd"}),
             pa.field("modality", pa.string(), nullable=False),  # its label
             pa.field("text", pa.string()),
             pa.field("image", pa.string()),  # absolute path
             pa.field("image_bytes", pa.large_binary()),  # the picture itself, where it is kept
             pa.field("metadata", pa.string(), nullable=False),  # JSON: exact, whatever the columns behind make of it
-            pa.field("hash", pa.binary(16), nullable=False),  # of text and picture: what the vector depends on
-            pa.field("codes", pa.list_(pa.uint16(), len(self.sizes)), nullable=False),
+            pa.field("hash", pa.binary(16)),  # of text and picture; null where an item was added as a ready vector
         ]
+        # One column a level: Lance packs small numbers into as few bits as they need, but not those of lists.
+        columns += [pa.field(name, pa.uint16(), nullable=False) for name in code_columns(self)]
         if self.embeddings:
             columns.append(pa.field("embedding", pa.list_(pa.float16(), self.dim), nullable=False))
-        return pa.schema(columns)
+        return pa.schema(columns, metadata={_HEADER: json.dumps(asdict(self)).encode()})
+
+    def takes_rows_of(self, other: "Header") -> bool:
+        """Whether rows that were made for the other header fit this one."""
+        return replace(self, model=None, generation=0) == replace(other, model=None, generation=0)
+
+    @classmethod
+    def of(cls, dataset: lance.LanceDataset) -> "Header":
+        """The header of an open dataset, which must have the columns that it promises."""
+        path = Path(dataset.uri)
+        text = (dataset.schema.metadata or {}).get(_HEADER)
+        if text is None:
+            raise BadIndex(f"{path} is not the dataset of an index. Create one with `genius index create`.")
+        try:
+            values = json.loads(text)
+            version = values["format"]
+            if version == FORMAT:
+                values["sizes"] = (*values["sizes"],)
+                header = cls(**{field.name: values[field.name] for field in fields(cls)})
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadIndex(f"The header of {path} is damaged ({error!r}). {_ANEW}") from error
+        if version != FORMAT:
+            raise _other_format(path.parent, version)
+        wrong = header._wrong_column(list(dataset.schema))
+        if wrong is not None:
+            raise BadIndex(f"The columns of {path} do not belong to its header: {wrong}. {_ANEW}")
+        return header
+
+    def _wrong_column(self, columns: list[pa.Field]) -> str | None:
+        promised = list(self.schema())
+        for place, column in enumerate(promised):
+            if place >= len(columns) or columns[place].name != column.name:
+                return f"{column.name} is missing"
+            if columns[place].type != column.type:
+                return f"{column.name} is {columns[place].type}, and should be {column.type}"
+        for column in columns[len(promised) :]:
+            if column.type not in KINDS.values():
+                return f"{column.name} is {column.type}, which is no metadata field"
+        return None
 
 
-def open_dataset(folder: Path, header: Header) -> lance.LanceDataset:
-    """The items of the index, as its header describes them."""
-    path = folder / "items.lance"
+def code_columns(header: Header) -> list[str]:
+    return [f"code{level}" for level in range(len(header.sizes))]
+
+
+# Datasets
+
+
+def create_dataset(folder: Path, header: Header) -> lance.LanceDataset:
+    """A dataset without items in this folder."""
+    files = _Files(folder / ITEMS)
+    dataset = lance.write_dataset(
+        header.schema().empty_table(),
+        folder / ITEMS,
+        mode="create",
+        enable_stable_row_ids=True,
+        data_storage_version="2.1",
+    )
+    files.sync()
+    return dataset
+
+
+def open_dataset(folder: Path, version: int | None = None) -> lance.LanceDataset:
+    """The items of the index in this folder, as they are now or were in a version."""
+    path = folder / ITEMS
+    if not folder.exists():
+        raise BadIndex(f"There is no index at {folder}. Create one with `genius index create`.")
+    if (folder / "index.json").is_file():
+        raise _other_format(folder, _old_format(folder / "index.json"))
+    if not path.is_dir():
+        raise BadIndex(f"{folder} is not an index: it has no {ITEMS}. Create one with `genius index create`.")
     try:
         dataset = lance.dataset(path)
     except (OSError, ValueError) as error:
         raise BadIndex(f"{path} cannot be opened ({error}). {_ANEW}") from error
-    columns, schema = list(dataset.schema), header.schema()
-    if columns[: len(schema)] != list(schema) or any(
-        column.type not in KINDS.values() for column in columns[len(schema) :]
-    ):
-        raise BadIndex(f"{path} does not belong to the index.json beside it. {_ANEW}")
-    return dataset
+    if version is None:
+        return dataset
+    try:
+        return dataset.checkout_version(version)
+    except (OSError, ValueError) as error:
+        raise BadIndex(
+            f"{folder} has no version {version}, or no longer. `genius index versions` lists those that it has."
+        ) from error
 
 
-def has_id(ids: list[str]) -> pc.Expression:
+def _old_format(file: Path) -> object:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "2 or older"
+
+
+def _other_format(folder: Path, version: object) -> BadIndex:
+    return BadIndex(
+        f"{folder} has index format {version}, this version reads {FORMAT}. Build it anew with "
+        "`genius index create`, or use the version that made it."
+    )
+
+
+# Changes
+
+
+def change(dataset: lance.LanceDataset, gone: np.ndarray, table: pa.Table | None) -> lance.LanceDataset:
+    """The dataset without the rows that have these row ids, and with those of the table behind, in one step."""
+    files = _Files(dataset.uri)
+    updated: list[FragmentMetadata] = []
+    emptied: list[int] = []
+    if len(gone):
+        where = _has_row_id(gone)
+        places = dataset.to_table(columns=["_rowaddr"], filter=where)["_rowaddr"].to_numpy()
+        numbers = set(np.unique(places >> 32).tolist())
+        for fragment in dataset.get_fragments():
+            if fragment.fragment_id in numbers:
+                left = fragment.delete(where)
+                emptied += [fragment.fragment_id] if left is None else []
+                updated += [] if left is None else [left]
+    added = [] if table is None else write_fragments(table, dataset, mode="append")
+    if not len(gone):
+        return files.commit(dataset, lance.LanceOperation.Append(added))
+    if not added:
+        return files.commit(dataset, lance.LanceOperation.Delete(updated, emptied, "_rowid IN (...)"))
+    return files.commit(dataset, lance.LanceOperation.Update(emptied, updated, added))
+
+
+def drop_fragments(dataset: lance.LanceDataset, numbers: Sequence[int]) -> lance.LanceDataset:
+    """The dataset without these fragments, whether they can be read or not."""
+    return _Files(dataset.uri).commit(dataset, lance.LanceOperation.Delete([], list(numbers), "damaged"))
+
+
+def add_fields(dataset: lance.LanceDataset, columns: Sequence[pa.Field]) -> lance.LanceDataset:
+    """The dataset with columns that are null everywhere."""
+    files = _Files(dataset.uri)
+    changed = dataset.checkout_version(dataset.version)  # a copy: the other one is somebody's snapshot
+    changed.add_columns(list(columns))
+    files.sync()
+    return changed
+
+
+def replace_all(dataset: lance.LanceDataset, header: Header, tables: Iterable[pa.Table]) -> lance.LanceDataset:
+    """The dataset with other rows and another header. The tables have the header's columns, then the present fields."""
+    files = _Files(dataset.uri)
+    behind = list(dataset.schema)[len(Header.of(dataset).schema()) :]
+    schema = pa.schema([*header.schema(), *behind], metadata=header.schema().metadata)
+    added: list[FragmentMetadata] = []
+    for table in tables:
+        added += write_fragments(
+            table.cast(schema),
+            dataset.uri,
+            mode="overwrite",
+            enable_stable_row_ids=True,
+            data_storage_version="2.1",
+        )
+    return files.commit(dataset, lance.LanceOperation.Overwrite(schema, added))
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """What compacting did: small files merged into others, versions removed, and the bytes that are free again."""
+
+    files_merged: int
+    versions_removed: int
+    bytes_removed: int
+
+
+def compact(dataset: lance.LanceDataset, keep: timedelta | None) -> tuple[lance.LanceDataset, CompactReport]:
+    """The same items in fewer files; versions older than `keep`, and files that belong to none, are removed."""
+    files = _Files(dataset.uri)
+    plan = Compaction.plan(dataset, {})
+    before = len(dataset.get_fragments())
+    if plan.num_tasks():
+        done = [task.execute(dataset) for task in plan.tasks]
+        files.sync()
+        Compaction.commit(dataset.checkout_version(dataset.version), done)
+        files.sync()
+    changed = dataset.checkout_version(dataset.latest_version)
+    removed = changed.cleanup_old_versions(
+        older_than=timedelta(days=36500) if keep is None else keep,
+        delete_unverified=True,
+        error_if_tagged_old_versions=False,
+    )
+    merged = before - len(changed.get_fragments())
+    return changed, CompactReport(merged, removed.old_versions, removed.bytes_removed)
+
+
+class _Files:
+    """The files of a dataset. New ones are written through to the disk, which Lance leaves to the system."""
+
+    def __init__(self, dataset_path: str | Path) -> None:
+        self._root = Path(dataset_path)
+        self._synced = self._all()
+
+    def _all(self) -> set[Path]:
+        folders = [self._root, *(self._root / name for name in _CHANGING)]
+        return {folder / name for folder in folders if folder.is_dir() for name in [*os.listdir(folder), ""]}
+
+    def sync(self) -> None:
+        new = self._all() - self._synced
+        for path in [*new, *{path.parent for path in new}]:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        self._synced |= new
+
+    def commit(self, dataset: lance.LanceDataset, operation: lance.LanceOperation.BaseOperation) -> lance.LanceDataset:
+        """The files first, then the manifest that names them: a power cut leaves the old version or the new one."""
+        self.sync()
+        changed = lance.LanceDataset.commit(
+            dataset, operation, read_version=dataset.version, enable_stable_row_ids=True, max_retries=0
+        )
+        self.sync()
+        return changed
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """What goes wrong on the disk, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise BadIndex(
+            f"{folder} could not be written to ({_reason(error)}). What was written before is safe; check the disk's "
+            "space and permissions, then repeat the command."
+        ) from error
+
+
+def _reason(error: OSError) -> str:
+    """Lance's errors have their number in the text only."""
+    for number, reason in _REASONS.items():
+        if error.errno == number or f"os error {number})" in str(error):
+            return reason
+    return str(error)
+
+
+# Rows
+
+
+def take(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows that have these row ids, in their order."""
+    if not len(row_ids):
+        return []
+    table = dataset.to_table(columns=list(columns), filter=_has_row_id(row_ids), with_row_id=True)
+    place = {row_id: place for place, row_id in enumerate(table.column("_rowid").to_pylist())}
+    rows = table.drop_columns("_rowid").to_pylist()
+    return [rows[place[row_id]] for row_id in row_ids.tolist()]
+
+
+def has_id(ids: Sequence[str]) -> pc.Expression:
     """Filter for the rows with these ids."""
     return pc.field("id").isin(pa.array(ids, pa.string()))
+
+
+def _has_row_id(row_ids: np.ndarray) -> str:
+    return f"_rowid IN ({', '.join(map(str, row_ids.tolist()))})"
 
 
 def item_to_row(item: Item, store_images: bool) -> dict[str, Any]:
@@ -124,7 +348,7 @@ def item_to_row(item: Item, store_images: bool) -> dict[str, Any]:
         "image": path,
         "image_bytes": picture if keep else None,
         "metadata": json.dumps(item.metadata, ensure_ascii=False),
-        "hash": _digest(item.text, picture),
+        "hash": content_hash(item.text, picture),
     }
 
 
@@ -147,7 +371,7 @@ def field_columns(metadata: Sequence[str], known: dict[str, str], reserved: Sequ
     stays what it is. Any value can be put as text; what is no number in a field of numbers, or no boolean in one of
     booleans, is null, as are lists and objects. A field with a name that is `reserved` or cannot be quoted gets none.
     """
-    records = [json.loads(one) for one in metadata]
+    records = [{} if one == "{}" else json.loads(one) for one in metadata]
     found: dict[str, list[Any]] = {}
     for record in records:
         for name, value in record.items():
@@ -166,13 +390,17 @@ def field_columns(metadata: Sequence[str], known: dict[str, str], reserved: Sequ
 
 
 def _can_be_named(name: str) -> bool:
-    """Lance keeps names that begin with an underscore for itself, and cannot tell a dot from a path."""
+    """Lance keeps names that begin with an underscore for itself, and cannot tell a dot from a path.
+
+    A model that comes later may have more levels, and so more columns of codes.
+    """
     return (
         0 < len(name) <= 100
         and name == name.strip()
         and name.isprintable()
         and name[0] != "_"
         and not set(name) & {".", "`"}
+        and not re.fullmatch(r"code\d+", name.lower())
     )
 
 
@@ -213,7 +441,7 @@ def _read_picture(item: Item) -> tuple[str | None, bytes | None]:
         raise BadItem(item.id, f"{path} cannot be read ({error.strerror}). Check its permissions.") from error
 
 
-def _digest(text: str | None, picture: bytes | None) -> bytes:
+def content_hash(text: str | None, picture: bytes | None) -> bytes:
     """16 bytes that differ whenever text or picture do."""
     parts = [b"" if part is None else b"+" + part for part in ((text.encode() if text else None), picture)]
     digest = hashlib.blake2b(digest_size=16)
@@ -221,6 +449,16 @@ def _digest(text: str | None, picture: bytes | None) -> bytes:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.digest()
+
+
+def to_codes(batch: pa.RecordBatch | pa.Table, header: Header) -> np.ndarray:
+    """The code columns of some rows -> (n, levels) uint16."""
+    return np.stack([batch.column(name).to_numpy() for name in code_columns(header)], axis=1)
+
+
+def labels(codes: np.ndarray) -> pa.Array:
+    """The column `modality` of items with these first codes."""
+    return pa.array([modality.label for modality in Modality]).take(pa.array(codes))
 
 
 def to_lists(matrix: np.ndarray) -> pa.FixedSizeListArray:
@@ -232,14 +470,3 @@ def to_matrix(column: pa.ChunkedArray | pa.FixedSizeListArray) -> np.ndarray:
     """A column of fixed-size lists -> (n, width)."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array.flatten().to_numpy(zero_copy_only=False).reshape(-1, column.type.list_size)
-
-
-def read_matrix(dataset: lance.LanceDataset, column: str) -> np.ndarray:
-    """A whole column of fixed-size lists, (n, width), in the dataset's order; no second copy on the way."""
-    kind = dataset.schema.field(column).type
-    matrix = np.empty((dataset.count_rows(), kind.list_size), kind.value_type.to_pandas_dtype())
-    start = 0
-    for batch in dataset.to_batches(columns=[column]):
-        matrix[start : start + len(batch)] = to_matrix(batch[column])
-        start += len(batch)
-    return matrix

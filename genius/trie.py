@@ -1,15 +1,19 @@
 """The IDs of a collection as one sorted table of codes. A node is a range of rows that agree on their first codes.
 
-No object per node: the children of many nodes come out of a few array operations. Knows nothing of items (a caller's
-row number stands for one), of probabilities, or of files.
+No object per node: the children of many nodes come out of a few array operations. Rows are put in and taken out without
+sorting the others again. Knows nothing of items (a caller's row number stands for one), of probabilities, or of files.
 """
 
 import numpy as np
+from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
 
+BLOCK = 65_536  # rows that are put in order at a time
+
 Ints = NDArray[np.int64]
+Codes = NDArray[np.unsignedinteger]
 
 
 class Trie:
@@ -23,23 +27,14 @@ class Trie:
     """
 
     def __init__(self, codes: ArrayLike) -> None:
-        table = np.asarray(codes)
-        if table.ndim != 2 or table.shape[1] == 0 or table.dtype.kind not in "iu":
-            raise GeniusError(
-                f"A trie needs integer codes of shape (items, levels), but got {table.dtype} of shape {table.shape}."
-            )
-        if table.size and (table.min() < 0 or table.max() >= 2**16):
-            raise GeniusError(f"A trie's codes must lie in 0..65535, but they span {table.min()}..{table.max()}.")
-        order = sort_rows(table.T)
-        codes = np.empty(table.shape[::-1], np.uint8 if table.max(initial=0) < 2**8 else np.uint16)
-        for column, sorted_column in zip(table.T, codes, strict=True):
-            sorted_column[:] = column[order]
-        self._fill(codes, order)
+        table = checked(codes)
+        order = sort_rows(table)
+        columns = arranged(table, order)
+        self._fill(columns, order, first_change(columns))
 
-    def _fill(self, codes: NDArray[np.unsignedinteger], order: NDArray[np.int32]) -> None:
-        self.codes, self.order = codes, order
+    def _fill(self, codes: Codes, order: NDArray[np.int32], change: NDArray[np.uint8]) -> None:
+        self.codes, self.order, self.change = codes, order, change
         self.highest = tuple(codes.max(axis=1, initial=0).tolist())  # code of each level
-        self.change = first_change(codes)
         starts = node_starts(self.change, len(codes))
         self.starts = np.concatenate(starts)
         self.start_bounds = np.cumsum([0, *map(len, starts)])
@@ -90,49 +85,133 @@ class Trie:
 
     def restrict(self, keep: NDArray[np.bool_]) -> "Trie":
         """The trie of some of the items only; row numbers stay the caller's. keep: (rows of the caller,) bool."""
-        kept = keep[self.order]
-        smaller = Trie.__new__(Trie)
-        smaller._fill(self.codes[:, kept], self.order[kept])
-        return smaller
+        return self._select(np.flatnonzero(keep[self.order]))
+
+    def remove(self, rows: ArrayLike) -> "Trie":
+        """The trie without these of the caller's rows, each given once; the others keep their numbers."""
+        rows = positions(rows)
+        kept = np.flatnonzero(~self._among(rows)[self.order])
+        if len(kept) + len(rows) != len(self):
+            raise GeniusError(f"A trie was to lose {len(rows)} rows, but only {len(self) - len(kept)} are in it.")
+        return self._select(kept)
+
+    def insert(self, codes: ArrayLike, rows: ArrayLike) -> "Trie":
+        """The trie with more items. codes: (m, levels); rows: (m,) the caller's numbers for them, below 2^31."""
+        table, rows = checked(codes), positions(rows)
+        if table.shape != (len(rows), self.levels):
+            raise GeniusError(
+                f"Codes of shape {table.shape} and {len(rows)} row numbers do not fit a trie of {self.levels} levels."
+            )
+        if self._among(rows)[self.order].any() or len(np.unique(rows)) < len(rows):
+            raise GeniusError("Rows to be added to a trie are in it already, or are given twice.")
+        by_number = np.argsort(rows)
+        order = by_number[sort_rows(table[by_number])]
+        new, numbers = arranged(table, order), rows[order].astype(np.int32)
+        before = places(self.codes, self.order, new, numbers)
+        merged = np.empty((self.levels, len(self) + len(rows)), np.promote_types(self.codes.dtype, new.dtype))
+        for old_column, new_column, column in zip(self.codes, new, merged, strict=True):
+            splice(old_column, new_column, before, column)
+        joined = np.empty(len(self) + len(rows), np.int32)
+        splice(self.order, numbers, before, joined)
+        change = np.empty(len(joined), np.uint8)
+        splice(self.change, np.zeros(len(rows), np.uint8), before, change)
+        touched = before + np.arange(len(rows))  # where the new ones are: they and those behind them follow others now
+        touched = np.union1d(touched, touched + 1)
+        touched = touched[(touched > 0) & (touched < len(joined))]
+        change[touched] = difference(merged[:, touched - 1], merged[:, touched])
+        change[:1] = 0
+        return _made(merged, joined, change)
+
+    def _among(self, rows: Ints) -> NDArray[np.bool_]:
+        """For every number a row of the trie or of these can have, whether it is among these."""
+        if len(rows) and (rows.min() < 0 or rows.max() >= 2**31):
+            raise GeniusError(f"A trie's rows must lie in 0..{2**31 - 1}, but they span {rows.min()}..{rows.max()}.")
+        among = np.zeros(max(self.order.max(initial=-1), rows.max(initial=-1)) + 1, np.bool_)
+        among[rows] = True
+        return among
+
+    def _select(self, kept: Ints) -> "Trie":
+        """Of some sorted positions only, in order."""
+        codes = np.take(self.codes, kept, axis=1)
+        if codes.max(initial=0) < 2**8:
+            codes = codes.astype(np.uint8, copy=False)
+        behind = np.append(0, kept + 1)  # the row before: what changed since then is what changes now
+        change = np.minimum.reduceat(self.change[: behind[-1]], behind[:-1]) if len(kept) else self.change[:0]
+        return _made(codes, self.order[kept], change)
+
+
+def _made(codes: Codes, order: NDArray[np.int32], change: NDArray[np.uint8]) -> Trie:
+    """A trie of what is sorted already."""
+    trie = Trie.__new__(Trie)
+    trie._fill(codes, order, change)
+    return trie
 
 
 def positions(values: ArrayLike) -> Ints:
     return np.asarray(values, dtype=np.int64)
 
 
-def sort_rows(columns: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Stable order of the rows by their codes, the first level first."""
-    keys = pack(columns)
-    order = np.argsort(keys[0], kind="stable")
-    if len(keys) > 1:  # the first key decides nearly always: the others are needed only among its ties
-        same = np.diff(keys[0][order]) == 0
-        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
-        rows = order[tied]
-        order[tied] = rows[np.lexsort([key[rows] for key in reversed(keys)])]
-    return order.astype(np.int32)
+def checked(codes: ArrayLike) -> NDArray[np.integer]:
+    table = np.asarray(codes)
+    if table.ndim != 2 or table.shape[1] == 0 or table.dtype.kind not in "iu":
+        raise GeniusError(
+            f"A trie needs integer codes of shape (items, levels), but got {table.dtype} of shape {table.shape}."
+        )
+    if table.size and (table.min() < 0 or table.max() >= 2**16):
+        raise GeniusError(f"A trie's codes must lie in 0..65535, but they span {table.min()}..{table.max()}.")
+    return table
 
 
-def pack(columns: NDArray[np.integer]) -> list[NDArray[np.uint64]]:
-    """The columns side by side in as few 64-bit keys as possible, the most significant first."""
-    keys: list[NDArray[np.uint64]] = []
-    free = 0
-    for column in columns:
+def sort_rows(table: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Order of the rows by their codes, the first level first, then by their numbers. table: (n, levels)."""
+    key, levels = pack(table)
+    order = np.argsort(key).astype(np.int32)
+    key = key[order]
+    same = key[1:] == key[:-1]
+    # The first key decides nearly always: the other levels are needed only among its ties.
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    keys: list[NDArray[np.integer]] = [key[tied]]
+    rows = order[tied]
+    while levels < table.shape[1]:
+        key, more = pack(table[rows, levels:])
+        keys, levels = [*keys, key], levels + more
+    order[tied] = rows[np.lexsort([rows, *reversed(keys)])]
+    return order
+
+
+def arranged(table: NDArray[np.integer], order: NDArray[np.integer]) -> Codes:
+    """The rows in this order: (levels, n), as narrow as they can be."""
+    codes = np.empty(table.shape[::-1], np.uint8 if table.max(initial=0) < 2**8 else np.uint16)
+    for start in range(0, len(order), BLOCK):
+        block = slice(start, start + BLOCK)
+        codes[:, block] = table[order[block]].T
+    return codes
+
+
+def pack(table: NDArray[np.integer]) -> tuple[NDArray[np.uint64], int]:
+    """As many columns as fit, side by side in a 64-bit key, the first most significant; and how many they are."""
+    key, free = np.zeros(len(table), dtype=np.uint64), 64
+    for level, column in enumerate(table.T):
         bits = int(column.max(initial=0)).bit_length()
-        if bits > free or not keys:
-            keys.append(np.zeros(len(column), dtype=np.uint64))
-            free = 64
-        keys[-1] <<= np.uint64(bits)
-        keys[-1] |= column.astype(np.uint64)
+        if bits > free:
+            return key, level
+        key <<= np.uint64(bits)
+        key |= column.astype(np.uint64)
         free -= bits
-    return keys
+    return key, table.shape[1]
 
 
-def first_change(codes: NDArray[np.unsignedinteger]) -> NDArray[np.uint8]:
-    change = np.full(codes.shape[1], len(codes), dtype=np.uint8)
-    for level in reversed(range(len(codes))):
-        change[1:][codes[level][1:] != codes[level][:-1]] = level
-    change[:1] = 0
-    return change
+def first_change(codes: Codes) -> NDArray[np.uint8]:
+    change = difference(codes[:, :-1], codes[:, 1:])
+    return np.append(np.zeros(min(1, codes.shape[1]), np.uint8), change)
+
+
+def difference(some: Codes, others: Codes) -> NDArray[np.uint8]:
+    """The first level at which IDs differ from others, (levels, n) each; `levels` where they are equal."""
+    first = np.full(some.shape[1], len(some), dtype=np.uint8)
+    for level in reversed(range(len(some))):
+        first[some[level] != others[level]] = level
+    return first
 
 
 def node_starts(change: NDArray[np.uint8], levels: int) -> list[NDArray[np.int32]]:
@@ -158,3 +237,36 @@ def next_start(parent: Ints, start: Ints, end: Ints) -> Ints:
     last[:-1] = parent[1:] != parent[:-1]
     stop[last] = end[parent[last]]
     return stop
+
+
+# Compiled when first called, once on a machine
+
+
+@njit(cache=True, nogil=True)
+def places(codes, order, new, rows):  # type: ignore[no-untyped-def]
+    """(m,) the sorted positions before which IDs belong. codes, order: a trie's; new: (levels, m); rows: (m,)."""
+    found = np.empty(len(rows), np.int64)
+    for i in range(len(rows)):
+        lo, hi = 0, len(order)
+        while lo < hi:
+            middle, level = (lo + hi) // 2, 0
+            while level < len(codes) and codes[level, middle] == new[level, i]:
+                level += 1
+            if codes[level, middle] < new[level, i] if level < len(codes) else order[middle] < rows[i]:
+                lo = middle + 1
+            else:
+                hi = middle
+        found[i] = lo
+    return found
+
+
+@njit(cache=True, nogil=True)
+def splice(old, new, before, joined):  # type: ignore[no-untyped-def]
+    """Fills `joined` with `old`, and `new` between: new[i] before old[before[i]], which ascends."""
+    start = 0
+    for i in range(len(new)):
+        stop = before[i]
+        joined[start + i : stop + i] = old[start:stop]
+        joined[stop + i] = new[i]
+        start = stop
+    joined[start + len(new) :] = old[start:]

@@ -294,3 +294,33 @@ def half_products(bits, rows, query):  # type: ignore[no-untyped-def]
             total += values[i] * scaled[i]
         products[n] = total
     return products
+
+
+@njit(cache=True, nogil=True)
+def sums(products, bounds, codes):  # type: ignore[no-untyped-def]
+    """products: (all codes,), those of a level from bounds[level] on; codes: (n, levels) -> (n,) float32."""
+    totals = np.empty(len(codes), np.float32)
+    for n in range(len(codes)):
+        total = np.float32(0)
+        for level in range(codes.shape[1]):
+            total += products[bounds[level] + codes[n, level]]
+        totals[n] = total
+    return totals
+
+
+@njit(cache=True, nogil=True, fastmath=True)
+def lengths_of_sums(table, bounds, codes):  # type: ignore[no-untyped-def]
+    """table: (all codes, d); codes: (n, levels) -> (n,) float32, the length of the sum of each one's rows."""
+    lengths, dim = np.empty(len(codes), np.float32), table.shape[1]
+    total = np.empty(dim, np.float32)
+    for n in range(len(codes)):
+        total[:] = 0
+        for level in range(codes.shape[1]):
+            row = table[bounds[level] + codes[n, level]]
+            for i in range(dim):
+                total[i] += row[i]
+        square = np.float32(0)
+        for i in range(dim):
+            square += total[i] * total[i]
+        lengths[n] = np.sqrt(square)
+    return lengths

@@ -106,13 +106,42 @@ def test_adding_with_bad_items_adds_the_good_ones_lists_the_bad_and_exits_with_2
     assert Index.open(path).get("blue.png").text == "a blue [bold] square"
 
 
-def test_adding_again_names_the_remedy_and_upsert_is_it(run, path, table):
+def test_adding_again_changes_nothing(run, path, table):
+    result = run("index", "add", path, table)
+    assert result.status == 0
+    assert "0 added, 3 unchanged" in result.out
+    assert "now holds 3 items" in result.out
+
+
+def test_other_content_for_an_id_needs_upsert(run, path, table):
+    table.write_text('{"id": "t1", "text": "a cow"}\n{"id": "t2", "text": "owl number 2", "lang": "en"}')
     result = run("index", "add", path, table)
     assert result.status == 2
-    assert "0 added" in result.out
-    assert "Use upsert to replace it" in result.err
-    assert run("index", "add", path, table, "--upsert").status == 0
+    assert "1 unchanged" in result.out
+    assert "1 bad items, not added" in result.err
+    assert "upsert" in result.err
+    result = run("index", "upsert", path, table)
+    assert result.status == 0
+    assert "1 added, 1 unchanged" in result.out
+    assert Index.open(path).get("t1").text == "a cow"
     assert len(Index.open(path)) == 3
+
+
+def test_an_interrupted_add_says_what_is_safe_and_goes_on(run, path, table, tmp_path, monkeypatch):
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"id": "m0", "text": "a cow"}\n{"id": "m1", "text": "a hen"}')
+
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "add", interrupt)
+        result = run("index", "add", path, more)
+    assert result.status == 130
+    assert "3 items are safe" in result.err
+    assert "the same command" in result.err
+    assert run("index", "add", path, more).status == 0
+    assert len(Index.open(path)) == 5
 
 
 def test_a_long_list_of_bad_items_is_cut(run, path, tmp_path):
@@ -133,6 +162,119 @@ def test_delete_names_what_is_not_there(run, path):
     assert len(Index.open(path)) == 1
 
 
+def test_delete_reads_ids_from_a_file(run, path, tmp_path):
+    (tmp_path / "gone.txt").write_text("t0\nt2\n")
+    result = run("index", "delete", path, "--ids-from", tmp_path / "gone.txt")
+    assert result.status == 0
+    assert "2 deleted" in result.out
+    assert [item.id for item in Index.open(path).items()] == ["t1"]
+    assert "no id was given" in run("index", "delete", path).err
+
+
+def test_get_shows_items_and_names_missing_ones(run, path, pictures):
+    run("index", "add", path, pictures)
+    result = run("index", "get", path, "t1", "blue.png")
+    assert result.status == 0
+    for shown in ("dog number 1", "lang: en", "a blue [bold] square", str(pictures / "blue.png"), "image,text"):
+        assert shown in result.out
+    result = run("index", "get", path, "t1", "nobody", "--json")
+    assert result.status == 2
+    assert "nobody: there is no item with this id" in result.err
+    assert json.loads(result.out) == [
+        {"id": "t1", "modality": "text", "text": "dog number 1", "image": None, "metadata": {"lang": "en"}}
+    ]
+
+
+def test_filter_shows_items_that_satisfy_a_condition(run, path, tmp_path):
+    more = tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"id": "m0", "text": "gatto", "lang": "it", "year": 1999}))
+    run("index", "add", path, more)
+
+    def found(*options: object) -> list[str]:
+        return [item["id"] for item in json.loads(run("index", "filter", path, *options, "--json").out)]
+
+    assert found("year < 2000") == ["m0"]
+    assert found("lang = 'en'") == ["t0", "t1", "t2"]
+    assert found("lang = 'en'", "--limit", 2) == ["t0", "t1"]
+    assert "gatto" in run("index", "filter", path, "lang = 'it'").out
+    assert "no such items" in run("index", "filter", path, "lang = 'fr'").out
+    result = run("index", "filter", path, "colour = 'red'")
+    assert result.status == 1
+    assert "The fields of this index are" in result.err
+
+
+def test_older_versions_can_be_looked_at(run, path):
+    (first,) = [one for one in json.loads(run("index", "versions", path, "--json").out) if one["items"] == 3][-1:]
+    run("index", "delete", path, "t0", "t1")
+    shown = run("index", "versions", path).out
+    assert str(first["number"]) in shown
+    at = ("--version", first["number"])
+    assert run("index", "count", path).out == "1\n"
+    assert run("index", "count", path, *at).out == "3\n"
+    assert "cat number 0" in run("index", "get", path, "t0", *at).out
+    assert len(json.loads(run("index", "filter", path, "lang = 'en'", *at, "--json").out)) == 3
+    assert json.loads(run("index", "info", path, *at, "--json").out)["items"] == 3
+    hits = json.loads(run("search", path, "cat number 0", "--instruction", "", "--json", *at).out)
+    assert hits[0]["id"] == "t0"
+    result = run("index", "export", path, path.parent / "old.jsonl", *at)
+    assert "3 items written" in result.out
+    result = run("index", "count", path, "--version", 999)
+    assert result.status == 1
+    assert "no version 999" in result.err
+
+
+def test_compact_frees_what_old_versions_hold(run, path):
+    run("index", "delete", path, "t0")
+    result = run("index", "compact", path, "--keep", 0)
+    assert result.status == 0
+    assert "old versions removed" in result.out
+    assert len(json.loads(run("index", "versions", path, "--json").out)) == 1
+    assert run("index", "count", path).out == "2\n"
+    assert run("index", "verify", path).status == 0
+
+
+def test_reindex_changes_the_model(run, path):
+    result = run("index", "reindex", path, "--model", "other")
+    assert result.status == 0, result.err
+    assert "3 encoded anew" in result.out
+    index = Index.open(path)
+    assert (index.header.model, index.header.fingerprint) == ("other", tiny_model(seed=1).fingerprint)
+    hits = json.loads(run("search", path, "cat number 0", "--instruction", "", "--json").out)
+    assert hits[0]["id"] == "t0"
+    assert "3 encoded anew" in run("index", "reindex", path).out
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "source"),
+    [
+        ("out.jsonl", (), "out.jsonl"),
+        ("out.parquet", (), "out.parquet"),
+        ("bench", ("--format", "mbeir", "--copy-images"), "bench/cand_pool/global/mbeir_union_test_cand_pool.jsonl"),
+    ],
+)
+def test_an_export_can_be_added_to_another_index(run, path, pictures, tmp_path, name, options, source):
+    run("index", "add", path, pictures)
+    result = run("index", "export", path, tmp_path / name, *options)
+    assert result.status == 0
+    assert "5 items written" in result.out
+    again = run("index", "create", tmp_path / "again", tmp_path / source)
+    assert again.status == 0, again.err
+    ids = [sorted(item.id for item in Index.open(one).items()) for one in (path, tmp_path / "again")]
+    assert ids[0] == ids[1]
+    result = run("index", "export", path, tmp_path / name, *options)
+    assert result.status == 1
+    assert "exists already" in result.err
+
+
+def test_an_export_names_pictures_that_are_gone(run, path, pictures, tmp_path):
+    run("index", "add", path, pictures)
+    (pictures / "red.png").unlink()
+    result = run("index", "export", path, tmp_path / "out.jsonl", "--copy-images")
+    assert result.status == 2
+    assert "red.png" in result.err
+    assert (tmp_path / "out.jsonl").exists()
+
+
 def test_info_for_people_and_programs(run, path):
     shown = run("index", "info", path).out
     assert "mini" in shown
@@ -143,15 +285,55 @@ def test_info_for_people_and_programs(run, path):
     assert info["fingerprint"] == tiny_model().fingerprint
 
 
-def test_verify_says_what_is_wrong(run, path, pictures):
-    result = run("index", "verify", path)
-    assert (result.status, result.err) == (0, "")
+def test_verify_says_what_is_wrong_and_what_mends_it(run, path, pictures):
+    result = run("index", "verify", path, "--deep")
+    assert result.status == 0
     assert "in order: 3 items" in result.out
     run("index", "add", path, pictures)
     (pictures / "red.png").unlink()
     result = run("index", "verify", path)
-    assert result.status == 2
+    assert result.status == 1
     assert "red.png is gone" in result.err
+    assert "1 problem: 1 picture" in result.err
+    assert f"genius index delete {path} red.png" in result.err
+    result = run("index", "verify", path, "--sample", 0, "--json")
+    assert result.status == 1
+    found = json.loads(result.out)
+    assert found["items"] == 5
+    assert [(one["kind"], one["id"]) for one in found["problems"]] == [("picture", "red.png")]
+    assert run("index", "delete", path, "red.png").status == 0
+    assert json.loads(run("index", "verify", path, "--json").out) == {"items": 4, "problems": []}
+
+
+def test_verify_cuts_long_lists(run, path, tmp_path):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for i in range(30):
+        picture("red").save(folder / f"{i}.png")
+    run("index", "add", path, folder)
+    for file in folder.iterdir():
+        file.unlink()
+    result = run("index", "verify", path)
+    assert "and 10 more of the kind picture" in result.err
+    assert "30 problems: 30 picture" in result.err
+    assert len(json.loads(run("index", "verify", path, "--json").out)["problems"]) == 30
+
+
+def test_verify_drops_what_cannot_be_read_when_told(run, path, tmp_path):
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"id": "m0", "text": "a cow"}')
+    files = set((path / "items.lance" / "data").iterdir())
+    run("index", "add", path, more)
+    (file,) = set((path / "items.lance" / "data").iterdir()) - files
+    file.unlink()
+    result = run("index", "verify", path)
+    assert result.status == 1
+    assert str(file) in result.err
+    assert "--drop-damaged" in result.err
+    result = run("index", "verify", path, "--drop-damaged")
+    assert result.status == 0
+    assert "1 items were taken out" in result.out
+    assert "in order: 3 items" in result.out
 
 
 def test_search_shows_a_table(run, path):
@@ -257,12 +439,21 @@ def test_a_search_that_cannot_be_done_is_one_sentence_on_stderr(run, path, argum
 
 def test_every_command_names_a_missing_index(run, tmp_path, table):
     missing = tmp_path / "missing.genius"
-    for command in (("index", "info"), ("index", "verify"), ("search",)):
-        result = run(*command, missing, *(["cat"] if command == ("search",) else []))
+    commands = {
+        ("index", "add"): [table],
+        ("index", "upsert"): [table],
+        ("index", "delete"): ["t1"],
+        ("index", "get"): ["t1"],
+        ("index", "filter"): ["lang = 'en'"],
+        ("index", "export"): [tmp_path / "out.jsonl"],
+        ("search",): ["cat"],
+        **{("index", name): [] for name in ("count", "info", "versions", "verify", "reindex", "compact")},
+    }
+    for command, arguments in commands.items():
+        result = run(*command, missing, *arguments)
         assert result.status == 1
         assert f"There is no index at {missing}" in result.err
-    assert run("index", "add", missing, table).status == 1
-    assert run("index", "delete", missing, "t1").status == 1
+    assert not missing.exists()
 
 
 def test_an_index_of_another_model_is_refused(run, path, monkeypatch):
@@ -364,8 +555,9 @@ def test_version(run):
 @pytest.mark.parametrize(
     "command",
     [
-        *("", "index", "index create", "index add", "index delete", "index info", "index verify"),
-        *("search", "demo", "train", "evaluate", "ablate", "report"),
+        *("", "index", "index create", "index add", "index upsert", "index delete", "index get", "index filter"),
+        *("index count", "index info", "index versions", "index verify", "index reindex", "index compact"),
+        *("index export", "search", "demo", "train", "evaluate", "ablate", "report"),
     ],
 )
 def test_every_command_has_help_with_an_example(run, command):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from genius.quantizer import Quantizer
-from genius.rerank import by_codes, by_embedding, by_tables, look_up_tables, reconstruction_norms, top
+from genius.rerank import CodeVectors, by_codes, by_embedding, top
 
 RNG = np.random.default_rng(0)
 CODEBOOKS = [RNG.standard_normal((size, 6)).astype(np.float32) for size in (3, 8, 8, 300)]
@@ -43,8 +43,13 @@ def test_equal_vectors_score_equally_wherever_they_stand(kind: type) -> None:
     assert len(set(by_embedding(vectors[1], vectors)[same].tolist())) == 1
 
 
-def test_by_codes_is_the_query_against_the_decoded_vectors() -> None:
-    np.testing.assert_allclose(by_codes(QUERY, CODES, CODEBOOKS), DECODED @ QUERY, atol=1e-5)
+VECTORS = CodeVectors(CODEBOOKS)
+
+
+def test_sums_of_products_are_the_query_against_the_decoded_vectors() -> None:
+    queries = RNG.standard_normal((3, 6)).astype(np.float32)
+    for query, products in zip(queries, VECTORS.products(queries), strict=True):
+        np.testing.assert_allclose(VECTORS.scores(products, CODES), DECODED @ query, atol=1e-5)
 
 
 def test_by_codes_reads_a_quantizer() -> None:
@@ -52,36 +57,24 @@ def test_by_codes_reads_a_quantizer() -> None:
     quantizer = Quantizer(dim=6, codes_per_level=8, levels=3)
     quantizer.set_codebooks([torch.randn(codebook.shape) for codebook in quantizer.codebooks])
     codes = torch.stack([torch.randint(0, size, (20,)) for size in quantizer.sizes], dim=1)
-    expected = quantizer.decode(codes) @ torch.from_numpy(QUERY)
-    np.testing.assert_allclose(by_codes(QUERY, codes, quantizer.codebooks), expected.numpy(), atol=1e-5)
+    expected = torch.nn.functional.normalize(quantizer.decode(codes), dim=1) @ torch.from_numpy(QUERY)
+    got = by_codes(QUERY, codes, CodeVectors(quantizer.codebooks))
+    np.testing.assert_allclose(got, expected.numpy(), atol=1e-5)
 
 
-def test_by_codes_with_norms_is_the_cosine() -> None:
+def test_by_codes_is_the_cosine() -> None:
     unit = QUERY / np.linalg.norm(QUERY)
     expected = [row @ unit / np.linalg.norm(row) for row in DECODED]
-    np.testing.assert_allclose(
-        by_codes(unit, CODES, CODEBOOKS, reconstruction_norms(CODES, CODEBOOKS)), expected, atol=1e-5
-    )
+    np.testing.assert_allclose(by_codes(unit, CODES, VECTORS), expected, atol=1e-5)
 
 
-def test_norms_in_blocks_equal_norms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = reconstruction_norms(CODES, CODEBOOKS)
-    monkeypatch.setattr("genius.rerank.ROWS_AT_ONCE", 7)
-    np.testing.assert_allclose(reconstruction_norms(CODES, CODEBOOKS), whole)
-    np.testing.assert_allclose(whole, np.linalg.norm(DECODED, axis=1), rtol=1e-5)
+def test_norms_are_lengths_of_the_decoded_vectors() -> None:
+    np.testing.assert_allclose(VECTORS.norms(CODES), np.linalg.norm(DECODED, axis=1), rtol=1e-5)
+    assert VECTORS.norms(CODES[:0]).shape == (0,)
 
 
 def test_a_sum_of_zero_does_not_divide_by_zero() -> None:
-    books = [np.array([[1.0, 0.0]]), np.array([[-1.0, 0.0]])]
-    assert reconstruction_norms([[0, 0]], books).tolist() == [1.0]
-
-
-def test_tables_of_many_queries_give_each_its_scores() -> None:
-    queries = RNG.standard_normal((3, 6)).astype(np.float32)
-    tables = look_up_tables(queries, CODEBOOKS)
-    for i, query in enumerate(queries):
-        scores = by_tables([table[i] for table in tables], CODES)
-        np.testing.assert_allclose(scores, by_codes(query, CODES, CODEBOOKS), atol=1e-5)
+    assert CodeVectors([[[1.0, 0.0]], [[-1.0, 0.0]]]).norms([[0, 0]]).tolist() == [1.0]
 
 
 @given(st.lists(st.integers(-3, 3)), st.integers(0, 12))

@@ -12,7 +12,7 @@ from genius.encoders import Vectors
 from genius.errors import GeniusError
 from genius.items import Modality
 from genius.model import Genius
-from genius.searcher import MODES, Found, Searcher
+from genius.searcher import MODES, SPARE, Found, Growing, Searcher
 
 N, QUERIES = 300, 7
 ALL = N  # a beam as wide as the collection: nothing is pruned
@@ -47,6 +47,13 @@ def searcher(model: Genius, items: Vectors) -> Searcher:
     return Searcher(model, model.codes(items), items.embedding().astype(np.float16))
 
 
+def codes_of(searcher: Searcher) -> np.ndarray:
+    """(rows, levels): zeros for rows that were removed."""
+    codes = np.zeros((searcher.rows, searcher.trie.levels), np.uint16)
+    codes[searcher.trie.order] = searcher.trie.codes.T
+    return codes
+
+
 def ask(searcher: Searcher, queries: Vectors, **options) -> Found:
     return searcher.search(searcher.model.fuse(queries), queries.embedding(), **options)
 
@@ -60,7 +67,7 @@ def log_probabilities(model: Genius, codes: np.ndarray, fused: np.ndarray) -> np
 
 def test_generate_ranks_all_items_by_the_probability_of_their_ids(searcher, queries):
     found = ask(searcher, queries, k=N, mode="generate", beam=ALL)
-    expected = log_probabilities(searcher.model, searcher.codes, searcher.model.fuse(queries))
+    expected = log_probabilities(searcher.model, codes_of(searcher), searcher.model.fuse(queries))
     assert (np.sort(found.rows) == np.arange(N)).all()
     np.testing.assert_allclose(found.scores, np.take_along_axis(expected, found.rows, 1), atol=1e-3)
     assert (np.diff(found.scores) <= 0).all()
@@ -76,9 +83,9 @@ def test_with_a_wide_beam_re_ranking_is_exact_search(searcher, queries, mode):
 
 @pytest.mark.parametrize("mode", ["rerank", "fast"])
 def test_without_embeddings_the_codes_re_rank(searcher, queries, mode):
-    codes_only = Searcher(searcher.model, searcher.codes)
+    codes_only = Searcher(searcher.model, codes_of(searcher))
     found = ask(codes_only, queries, k=10, mode=mode, beam=ALL)
-    sums = searcher.model.quantizer.decode(torch.from_numpy(searcher.codes.astype(np.int64))).numpy()
+    sums = searcher.model.quantizer.decode(torch.from_numpy(codes_of(searcher).astype(np.int64))).numpy()
     similarity = searcher.model.fuse(queries) @ (sums / np.linalg.norm(sums, axis=1, keepdims=True)).T
     np.testing.assert_allclose(found.scores, -np.sort(-similarity)[:, :10], atol=1e-5)
 
@@ -103,7 +110,7 @@ def test_rerank_orders_the_items_of_the_best_ids(searcher, queries):
 @pytest.mark.parametrize("embeddings", [True, False])
 def test_many_queries_at_once_are_answered_as_one_by_one(searcher, queries, mode, embeddings):
     if not embeddings:
-        searcher = Searcher(searcher.model, searcher.codes)
+        searcher = Searcher(searcher.model, codes_of(searcher))
     wanted = [None, Modality.TEXT, None, Modality.IMAGE, Modality.IMAGE_TEXT, None, None]
     together = ask(searcher, queries, wanted=wanted, k=8, mode=mode, beam=10, budget=50)
     for i in range(QUERIES):
@@ -116,21 +123,21 @@ def test_many_queries_at_once_are_answered_as_one_by_one(searcher, queries, mode
 @pytest.mark.parametrize("modality", list(Modality))
 def test_only_wanted_items_come_out(searcher, queries, mode, modality):
     found = ask(searcher, queries, wanted=np.full(QUERIES, modality), k=N, mode=mode)
-    assert set(searcher.codes[found.rows[found.rows >= 0], 0]) == {modality}
-    assert ((found.rows >= 0).sum(1) == (searcher.codes[:, 0] == modality).sum()).all()
+    assert set(codes_of(searcher)[found.rows[found.rows >= 0], 0]) == {modality}
+    assert ((found.rows >= 0).sum(1) == (codes_of(searcher)[:, 0] == modality).sum()).all()
     assert np.isneginf(found.scores[found.rows < 0]).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_kind_that_is_not_there_is_not_found(searcher, queries, mode):
-    texts = searcher.select(searcher.codes[:, 0] == Modality.TEXT)
+    texts = searcher.remove(np.flatnonzero(codes_of(searcher)[:, 0] != Modality.TEXT))
     found = ask(texts, queries, wanted=[Modality.IMAGE] * QUERIES, k=3, mode=mode)
     assert (found.rows == -1).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_items_that_share_an_id_all_come_out(searcher, queries, mode):
-    double = searcher.extend(searcher.codes, searcher.embeddings)
+    double = searcher.insert(codes_of(searcher), searcher.embeddings)
     found = ask(double, queries, k=6, mode=mode, beam=ALL)
     for rows, scores in zip(found.rows, found.scores, strict=True):
         best = [row for row, score in zip(rows, scores, strict=True) if score == scores[0]]
@@ -139,7 +146,7 @@ def test_items_that_share_an_id_all_come_out(searcher, queries, mode):
 
 @pytest.mark.parametrize("mode", ["rerank", "fast"])
 def test_equally_similar_items_come_in_the_order_of_their_rows(searcher, queries, mode):
-    alike = Searcher(searcher.model, searcher.codes, np.ones_like(searcher.embeddings))
+    alike = Searcher(searcher.model, codes_of(searcher), np.ones_like(searcher.embeddings))
     assert (ask(alike, queries, k=9, mode=mode, beam=ALL).rows == np.arange(9)).all()
 
 
@@ -148,16 +155,50 @@ def test_k_items_are_found_though_the_beam_is_narrower(searcher, queries, mode):
     assert (ask(searcher, queries, k=30, mode=mode, beam=2, budget=3).rows >= 0).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_extended_and_selected_searchers_answer_as_if_built_anew(model, items, queries, mode):
-    def build(part: Vectors) -> Searcher:
-        return Searcher(model, model.codes(part), part.embedding())
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), mode=st.sampled_from(MODES), embeddings=st.booleans())
+def test_any_changes_leave_the_answers_of_a_searcher_built_anew(model, items, queries, data, mode, embeddings):
+    codes, vectors = model.codes(items), items.embedding().astype(np.float16)
+    end = data.draw(st.sampled_from([0, 1, 100]))
+    searcher = Searcher(model, codes[:end], vectors[:end] if embeddings else None)
+    there, numbers = list(range(end)), list(range(end))  # items, and the rows they are
+    for _ in range(data.draw(st.integers(1, 5))):
+        before = searcher, np.array(there, int), np.array(numbers, int)
+        if data.draw(st.booleans()):
+            new = data.draw(st.lists(st.integers(0, N - 1), max_size=60))
+            numbers += range(searcher.rows, searcher.rows + len(new))
+            there += new
+            searcher = searcher.insert(codes[new], vectors[new] if embeddings else None)
+        elif there:
+            gone = data.draw(st.sets(st.integers(0, len(there) - 1)))
+            searcher = searcher.remove(np.array([numbers[place] for place in gone], int))
+            there = [item for place, item in enumerate(there) if place not in gone]
+            numbers = [number for place, number in enumerate(numbers) if place not in gone]
+        for one, left, rows in (before, (searcher, np.array(there, int), np.array(numbers, int))):
+            assert len(one) == len(left)
+            anew = Searcher(model, codes[left], vectors[left] if embeddings else None)
+            found, expected = (ask(each, queries, k=10, mode=mode, beam=20, budget=50) for each in (one, anew))
+            assert (found.rows == np.where(expected.rows < 0, -1, np.append(rows, -1)[expected.rows])).all()
+            np.testing.assert_array_equal(found.scores, expected.scores)
 
-    keep = np.random.default_rng(0).random(N) < 0.6
-    changed = build(items[:100]).extend(model.codes(items[100:]), items[100:].embedding()).select(keep)
-    found, expected = (ask(one, queries, k=10, mode=mode, beam=20, budget=50) for one in (changed, build(items[keep])))
-    assert (found.rows == expected.rows).all()
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+
+def test_rows_are_added_without_copying_the_others():
+    rows = Growing.of_size(3, 2, np.dtype(np.float16))
+    rows.first(3)[:] = np.arange(6).reshape(3, 2)
+    view = rows.first(3)
+    more = rows.put(np.full((SPARE, 2), 7), behind=3)
+    assert np.shares_memory(more.first(3 + SPARE), view)
+    other = rows.put(np.full((1, 2), 9), behind=3)  # a second future of the same past
+    assert not np.shares_memory(other.first(4), view)
+    full = more.put(np.full((1, 2), 8), behind=3 + SPARE)
+    for grown, end, last in ((more, 3 + SPARE, 7), (other, 4, 9), (full, 4 + SPARE, 8)):
+        assert (grown.first(end)[:3] == view).all()
+        assert (grown.first(end)[-1] == last).all()
+
+
+def test_new_items_need_embeddings_where_the_others_have_them(searcher):
+    with pytest.raises(GeniusError, match="300 IDs to be added need as many embeddings"):
+        searcher.insert(codes_of(searcher))
 
 
 @settings(max_examples=60, deadline=None)
@@ -178,7 +219,7 @@ def test_searching_a_part_is_searching_a_collection_of_it_alone(model, items, qu
     }
     shuffled = np.array(data.draw(st.permutations(rows.tolist())), int)
     found = ask(whole, queries, among=whole.part(shuffled), **options)
-    alone = ask(whole.select(rows), queries, **options)
+    alone = ask(Searcher(model, codes[rows], None if embeddings is None else embeddings[rows]), queries, **options)
     expected = np.where(alone.rows < 0, -1, np.append(rows, -1)[alone.rows])
     assert (found.rows == expected).all()
     np.testing.assert_array_equal(found.scores, alone.scores)
@@ -194,7 +235,7 @@ def test_small_and_large_parts_are_searched_alike(searcher, queries, share):
 
 
 def test_nothing_is_found_in_an_empty_collection(searcher, queries):
-    found = ask(searcher.select(np.zeros(N, bool)), queries, k=3)
+    found = ask(searcher.remove(np.arange(N)), queries, k=3)
     assert found.rows.shape == found.scores.shape == (QUERIES, 3)
     assert (found.rows == -1).all()
 
@@ -224,4 +265,4 @@ def test_queries_that_are_not_numbers_are_refused_by_number(searcher, queries):
 
 def test_embeddings_must_be_those_of_the_codes(searcher):
     with pytest.raises(GeniusError, match="300 IDs and 299 embeddings"):
-        Searcher(searcher.model, searcher.codes, searcher.embeddings[1:])
+        Searcher(searcher.model, codes_of(searcher), searcher.embeddings[1:])

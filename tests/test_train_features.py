@@ -1,16 +1,32 @@
 """Cached features: computed once, resumed where a run stopped, and the right picture in every row."""
 
+import json
+import multiprocessing
+import time
+import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
+from genius.encoders import Prepared, Vectors
 from genius.encoders.minilm import MiniLM
-from genius.errors import BadImage
+from genius.errors import BadImage, BadModel
 from genius.train import features
-from genius.train.features import CROP_AREA, ImageFeatures, text_features
+from genius.train.features import (
+    CROP_AREA,
+    ImageFeatures,
+    encoder_digest,
+    image_rows,
+    mapped_rows,
+    text_features,
+    text_rows,
+)
 
 QUIET = Console(quiet=True)
 
@@ -176,3 +192,139 @@ def test_interrupted_texts_go_on_where_they_stopped(
     np.testing.assert_array_equal(resumed.states, whole.states)
     calls = 35  # the next would be deadly
     np.testing.assert_array_equal(text_features(TEXTS, tmp_path / "cut", QUIET).states, whole.states)
+
+
+# Vectors of a whole encoder
+
+
+class Counting:
+    """An encoder whose vectors name their input, and which counts what it is given. Dies after `lives` calls."""
+
+    kind, dim = "counting", 3
+
+    def __init__(self, weight: float = 1.0, lives: int = 10**6) -> None:
+        self.weight, self.lives, self.seen = torch.full((2,), weight), lives, 0
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        return np.asarray(image)
+
+    def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+        if self.lives == 0:
+            raise Killed
+        self.lives -= 1
+        self.seen += len(inputs)
+        image = [[0 if p.pixels is None else p.pixels[0, 0, 0]] * 3 for p in inputs]
+        text = [[len(p.text)] * 3 for p in inputs]
+        return Vectors(np.array(image, np.float32) * float(self.weight[0]), np.array(text, np.float32))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"weight": self.weight}
+
+    def config(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+WORDS = ["a" * (n % 40 + 1) for n in range(90)]
+
+
+@pytest.fixture
+def blocks_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "TEXT_BLOCK", 8)
+
+
+def test_every_text_and_picture_has_the_row_of_its_number(names: list[str], tmp_path: Path) -> None:
+    images = image_rows(Counting(), names, tmp_path, 2, QUIET)
+    texts = text_rows(Counting(), WORDS, tmp_path, 2, QUIET)
+    np.testing.assert_array_equal(images, np.array([*range(0, 100, 10), 0])[:, None].repeat(3, 1))
+    np.testing.assert_array_equal(texts, np.array([*map(len, WORDS), 0])[:, None].repeat(3, 1))
+    assert images.dtype == texts.dtype == np.float16
+    assert isinstance(images, np.memmap)
+
+
+@pytest.mark.usefixtures("blocks_of_eight")
+@pytest.mark.parametrize("lives", [0, 1, 7])
+def test_vectors_go_on_where_they_stopped_and_nothing_is_encoded_twice(tmp_path: Path, lives: int) -> None:
+    with pytest.raises(Killed):
+        text_rows(Counting(lives=lives), WORDS, tmp_path, 1, QUIET)
+    second = Counting()
+    rows = text_rows(second, WORDS, tmp_path, 1, QUIET)
+    assert second.seen == len(WORDS) - 8 * lives
+    np.testing.assert_array_equal(rows[:-1, 0], [*map(len, WORDS)])
+    third = Counting()
+    text_rows(third, WORDS, tmp_path, 1, QUIET)
+    assert third.seen == 0
+
+
+def test_vectors_of_other_weights_are_other_vectors(names: list[str], tmp_path: Path) -> None:
+    one = image_rows(Counting(1.0), names, tmp_path, 1, QUIET)
+    two = image_rows(Counting(2.0), names, tmp_path, 1, QUIET)
+    np.testing.assert_array_equal(two, 2 * one)
+    assert encoder_digest(Counting(1.0)) == encoder_digest(Counting(1.0)) != encoder_digest(Counting(2.0))
+
+
+def test_vectors_that_are_not_numbers_are_refused_and_not_kept(names: list[str], tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=r"vectors of pictures that are not numbers.*float32"):
+        image_rows(Counting(float("nan")), names, tmp_path, 1, QUIET)
+    with pytest.raises(BadModel):
+        image_rows(Counting(float("nan")), names, tmp_path, 1, QUIET)
+
+
+def test_mapped_vectors_are_those_of_the_mapped_encoder(names: list[str], tmp_path: Path) -> None:
+    """They lie where the new encoder's own would: it finds them there."""
+    frozen, tuned = Counting(1.0), Counting(3.0)
+    rows = image_rows(frozen, names, tmp_path, 1, QUIET)
+    mapped = mapped_rows(tuned, "pictures", names, rows, 3 * np.eye(3, dtype=np.float32), tmp_path, QUIET)
+    np.testing.assert_array_equal(mapped, 3 * rows)
+    np.testing.assert_array_equal(image_rows(tuned, names, tmp_path, 1, QUIET), mapped)
+    assert tuned.seen == 0
+
+
+def fill(cache: Path, out: Path) -> None:
+    """What one of several processes does."""
+    features.TEXT_BLOCK = 1
+    encoder = Counting()
+    rows = text_rows(encoder, WORDS, cache, 1, QUIET)
+    out.write_text(json.dumps([encoder.seen, rows[:, 0].tolist()]))
+
+
+def test_trainings_that_share_a_cache_encode_everything_once(tmp_path: Path) -> None:
+    """Three at once, one of which is killed on its way."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["genius.train.features"])
+    children = [context.Process(target=fill, args=(tmp_path / "cache", tmp_path / str(n))) for n in range(3)]
+    for child in children:
+        child.start()
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "cache").glob("*/progress.json")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    children[0].kill()
+    for child in children:
+        child.join(120)
+    assert [child.exitcode for child in children[1:]] == [0, 0]
+    reports = [json.loads((tmp_path / str(n)).read_text()) for n in range(3) if (tmp_path / str(n)).exists()]
+    assert all(rows == [*map(len, WORDS), 0] for _, rows in reports)
+    assert sum(seen for seen, _ in reports) <= len(WORDS)
+
+
+def test_memory_does_not_grow_with_the_number_of_vectors(tmp_path: Path) -> None:
+    """Eight times the rows: the files are eight times as large, what is held in memory is not."""
+
+    class Wide(Counting):
+        dim = 512
+
+        def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+            rows = np.ones((len(inputs), self.dim), np.float32)
+            return Vectors(np.zeros_like(rows), rows)
+
+    peaks, sizes = [], []
+    for count in (4_000, 32_000):
+        texts = ["the same"] * count
+        tracemalloc.start()
+        rows = text_rows(Wide(), texts, tmp_path, 1, QUIET)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert rows[count // 2].any()
+        sizes.append(Path(str(rows.filename)).stat().st_size)  # type: ignore[attr-defined]
+    assert sizes[1] > 7.9 * sizes[0]
+    assert sizes[1] > 32_000_000
+    assert peaks[1] < 1.2 * peaks[0]

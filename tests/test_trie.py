@@ -1,4 +1,4 @@
-"""The trie against dictionaries of prefixes: every node's children, leaves and ranges."""
+"""The trie against dictionaries of prefixes; and after changes, against one that is built anew."""
 
 from random import Random
 
@@ -54,12 +54,12 @@ def test_any_nodes_in_any_order(codes: NDArray[np.uint16], random: Random) -> No
     for level in range(trie.levels):
         chosen = [node for node in nodes if node[2] == level]
         random.shuffle(chosen)
-        lo, hi = np.array([n[0] for n in chosen], int), np.array([n[1] for n in chosen], int)
-        together = [list(map(int, row)) for row in zip(*trie.children(lo, hi, level), strict=True)]
+        los, his = np.array([n[0] for n in chosen], int), np.array([n[1] for n in chosen], int)
+        together = [list(map(int, row)) for row in zip(*trie.children(los, his, level), strict=True)]
         alone = [
             [i, *map(int, row[1:])]
             for i in range(len(chosen))
-            for row in zip(*trie.children(lo[i : i + 1], hi[i : i + 1], level), strict=True)
+            for row in zip(*trie.children(los[i : i + 1], his[i : i + 1], level), strict=True)
         ]
         assert together == alone
 
@@ -74,6 +74,80 @@ def test_restricted_trie_equals_a_trie_of_the_kept_rows(codes: NDArray[np.uint16
     if len(fresh):
         for a, b in zip(small.children([0], [len(small)], 0), fresh.children([0], [len(fresh)], 0), strict=True):
             assert a.tolist() == b.tolist()
+
+
+def same(trie: Trie, kept: dict[int, tuple[int, ...]], levels: int) -> None:
+    """The trie is the one that is built anew of these rows, in all that a search uses."""
+    rows = np.array(sorted(kept), np.int64)
+    anew = Trie(np.array([kept[row] for row in rows.tolist()], np.int64).reshape(len(rows), levels))
+    assert trie.order.tolist() == rows[anew.order].tolist()
+    assert trie.order.dtype == anew.order.dtype
+    assert trie.highest == anew.highest
+    for name in ("codes", "change", "starts", "start_bounds"):
+        ours, theirs = getattr(trie, name), getattr(anew, name)
+        assert ours.tolist() == theirs.tolist(), name
+        assert ours.dtype == theirs.dtype, name
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_rows_put_in_and_taken_out_leave_the_trie_of_the_rest(data: st.DataObject) -> None:
+    levels = data.draw(st.integers(1, 5))
+    codes = st.tuples(*[few_codes] * levels)
+    first = data.draw(st.lists(codes, max_size=20))
+    kept = dict(enumerate(first))
+    trie = Trie(np.array(first, np.uint16).reshape(-1, levels))
+    for _ in range(data.draw(st.integers(1, 5))):
+        if data.draw(st.booleans()):
+            free = st.sampled_from(sorted(set(range(60)) - kept.keys()))
+            new = data.draw(st.dictionaries(free, codes, max_size=8))
+            before = trie
+            trie = trie.insert(np.array(list(new.values()), np.uint16).reshape(-1, levels), list(new))
+            same(before, kept, levels)  # a trie that was searched meanwhile has not changed
+            kept |= new
+        else:
+            gone = data.draw(st.lists(st.sampled_from(sorted(kept)), unique=True)) if kept else []
+            trie = trie.remove(gone)
+            kept = {row: id for row, id in kept.items() if row not in gone}
+        same(trie, kept, levels)
+
+
+def test_a_large_code_widens_the_trie_and_takes_its_width_with_it() -> None:
+    small = Trie(np.array([[0, 255], [1, 0]]))
+    large = small.insert([[0, 256]], [7])
+    assert [trie.codes.dtype.name for trie in (small, large, large.remove([7]))] == ["uint8", "uint16", "uint8"]
+    assert large.ids([0, 1, 2]).tolist() == [[0, 255], [0, 256], [1, 0]]
+    same(large.insert([[0, 0]], [8]), {0: (0, 255), 1: (1, 0), 7: (0, 256), 8: (0, 0)}, 2)
+
+
+def test_many_rows_at_once() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 20, (3000, 6))
+    trie = Trie(codes[:1000]).insert(codes[1000:], np.arange(1000, 3000))
+    same(trie, {row: tuple(id) for row, id in enumerate(codes.tolist())}, 6)
+    gone = rng.permutation(3000)[:2500]
+    left = np.setdiff1d(np.arange(3000), gone)
+    same(trie.remove(gone), {row: tuple(codes[row].tolist()) for row in left.tolist()}, 6)
+
+
+def test_rows_that_cannot_be_put_in_or_taken_out() -> None:
+    trie = Trie(np.array([[0, 1], [1, 0]]))
+    for codes, rows, message in (
+        ([[0, 0]], [1], "already"),
+        ([[0, 0], [1, 1]], [5, 5], "twice"),
+        ([[0, 0]], [2**31], "2147483648"),
+        ([[0, 0]], [-1], "-1"),
+        ([[0, 0, 0]], [2], "2 levels"),
+        ([[0, 0]], [2, 3], "2 row numbers"),
+        ([[0, 70000]], [2], "65535"),
+    ):
+        with pytest.raises(GeniusError, match=message):
+            trie.insert(codes, rows)
+    for rows in ([2], [0, 0], [0, 9]):
+        with pytest.raises(GeniusError, match=f"lose {len(rows)} rows, but only {len(rows) - 1} are"):
+            trie.remove(rows)
+    with pytest.raises(GeniusError, match="-1"):
+        trie.remove([-1])
 
 
 def test_items_with_one_id_stay_in_the_callers_order() -> None:

@@ -3,6 +3,7 @@
 An encoder knows texts and pictures; it knows nothing of items, codes or indexes. Each family has a file of its own.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from genius.errors import BadModel
 
-__all__ = ["Encoder", "Prepared", "Vectors", "load_encoder"]
+__all__ = ["Encoder", "Prepared", "Vectors", "load_encoder", "pretrained_encoder"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Encoder(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """What has to be saved beside the configuration."""
+        """What has to be saved beside the configuration: weights, and files such as a tokenizer's as uint8 tensors."""
         ...
 
     def config(self) -> dict[str, Any]:
@@ -92,10 +93,34 @@ class Encoder(Protocol):
         ...
 
 
-def load_encoder(config: dict[str, Any], state: dict[str, Tensor]) -> Encoder:
-    """The encoder that `config` and `state` describe."""
-    if config.get("kind") == "mini":
+def load_encoder(config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> Encoder:
+    """The encoder that `config` and `state` describe. device: where it computes, for kinds that can choose."""
+    kind = config.get("kind")
+    if kind == "mini":
         from genius.encoders.mini import MiniEncoder
 
         return MiniEncoder.from_state(config, state)
-    raise BadModel(f"The model wants an encoder of kind {config.get('kind')!r}, which this version does not know.")
+    if kind == "clip":
+        from genius.encoders.clip import ClipEncoder
+
+        return ClipEncoder.from_state(config, state, device)
+    if kind == "sentence":
+        from genius.encoders.sentence import SentenceEncoder
+
+        return SentenceEncoder.from_state(config, state, device)
+    if kind == "ready":
+        from genius.encoders.ready import ReadyEncoder
+
+        return ReadyEncoder.from_state(config, state)
+    raise BadModel(f"The model wants an encoder of kind {kind!r}, which this version does not know.")
+
+
+def pretrained_encoder(name: str | os.PathLike[str], device: str = "cpu") -> Encoder:
+    """A CLIP, SigLIP or sentence-transformers model by folder or hub id (`owner/name`), fetched if need be."""
+    from genius.encoders.clip import NEEDED, ClipEncoder
+    from genius.encoders.places import local_folder
+    from genius.encoders.sentence import SentenceEncoder
+
+    if (local_folder(name, NEEDED) / "modules.json").is_file():
+        return SentenceEncoder.from_hub(name, device)
+    return ClipEncoder.from_hub(name, device)

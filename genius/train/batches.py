@@ -38,6 +38,10 @@ class Pairs:
         count = np.diff(self._first)[queries]
         return queries, self._positives[self._first[queries] + (rng.random(len(queries)) * count).astype(np.int64)]
 
+    def targets(self) -> np.ndarray:
+        """The rows of all candidates that are right for a query, in order."""
+        return np.unique(self._positives)
+
     def false_negatives(self, queries: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         """(n, n) bool: candidate j is right for query i too, though it was drawn for another (or drawn twice)."""
         counts = np.diff(self._first)[queries]

@@ -17,8 +17,30 @@ from genius.errors import BadData
 
 
 @dataclass(frozen=True)
+class ClipStageConfig:
+    """Stage 1, Eq. 2, with a CLIP or SigLIP in the place of `mini`: then [heads] and [encoder] are not used."""
+
+    model: str = ""  # a hub id ("openai/clip-vit-large-patch14") or a folder; empty: train `mini`
+    tune: str = "lora"  # "full", "lora" (low-rank pairs), "heads" (linear maps of frozen vectors), "none" (as it is)
+    rank: int = 16  # of the low-rank pairs
+    checkpointing: bool = True  # keep each block's input alone and compute the rest again: less memory, a third slower
+    precision: str = "auto"  # "float32", "bf16", "fp16"; "auto": the best of a GPU, float32 without one
+    device: str = "auto"  # "cuda", "cuda:1", "mps", "cpu"; "auto": a GPU if there is one
+    steps: int = 5000
+    batch: int = 256
+    rate: float = 1e-4  # for "lora"; 1e-5 suits "full", 1e-3 "heads"
+    weight_decay: float = 0.01
+    temperature: float = 0.01  # tau of Eq. 2
+    warmup: int = 200
+    average: float = 0.0
+    balance: float = 0.5
+    mix: int = 6
+    validate_every: int = 500
+
+
+@dataclass(frozen=True)
 class EncoderStageConfig:
-    """Stage 1, Eq. 2."""
+    """Stage 1, Eq. 2, for `mini`."""
 
     steps: int = 2000
     batch: int = 512
@@ -94,6 +116,7 @@ class TrainConfig:
 
     seed: int = 0
     derived_prompts: float = 0.2  # part of the training queries that get the instruction of a query without one
+    clip: ClipStageConfig = field(default_factory=ClipStageConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)
     quantizer: QuantizerStageConfig = field(default_factory=QuantizerStageConfig)
@@ -110,14 +133,18 @@ class TrainConfig:
             raise BadData(f"{path} cannot be read as a training configuration: {error}") from error
 
 
-AT_LEAST_ONE = ("steps", "batch", "mix", "views", "validate_every", "codes_per_level", "levels", "sample", "code_beams")
+AT_LEAST_ONE = (
+    "steps", "batch", "mix", "views", "validate_every", "codes_per_level", "levels", "sample", "code_beams", "rank"
+)  # fmt: skip
 PARTS_OF_ONE = ("derived_prompts", "plain", "average", "decay", "dropout")
 AUGMENTATIONS = ("interpolate", "published", "none")
+TUNINGS = ("full", "lora", "heads", "none")
+PRECISIONS = ("auto", "float32", "bf16", "fp16")
 
 
 def check(config: TrainConfig) -> None:
     """Refuses settings that no training can be done with."""
-    parts = {"heads": config.heads, "encoder": config.encoder, "quantizer": config.quantizer, "decoder": config.decoder}
+    parts = {name: part for name, part in vars(config).items() if is_dataclass(part)}
     for where, part in {"": config, **parts}.items():
         for name, value in vars(part).items():
             setting = f"[{where}] {name}" if where else name
@@ -127,11 +154,13 @@ def check(config: TrainConfig) -> None:
                 raise BadData(f"The setting {setting} is {value}; it must be between 0 and 1.")
             if name in ("rate", "temperature", "epochs", "alpha") and value <= 0:
                 raise BadData(f"The setting {setting} is {value}; it must be above 0.")
-    if config.decoder.augmentation not in AUGMENTATIONS:
-        raise BadData(
-            f"The setting [decoder] augmentation is {config.decoder.augmentation!r}; "
-            f"choose one of {', '.join(AUGMENTATIONS)}."
-        )
+    for setting, chosen, known in (
+        ("[clip] tune", config.clip.tune, TUNINGS),
+        ("[clip] precision", config.clip.precision, PRECISIONS),
+        ("[decoder] augmentation", config.decoder.augmentation, AUGMENTATIONS),
+    ):
+        if chosen not in known:
+            raise BadData(f"The setting {setting} is {chosen!r}; choose one of {', '.join(known)}.")
 
 
 def make_config(kind: Any, values: dict[str, Any], where: str) -> Any:

@@ -10,15 +10,17 @@ from torch import Tensor
 from genius.beam import beam_search
 from genius.decoder import Decoder, DecoderConfig
 from genius.engine import Engine
+from genius.splits import SplitData
 from genius.train.batches import Pairs
 from genius.train.config import DecoderStageConfig
 from genius.train.data import TrainingData
 from genius.train.loop import Stage, step_rng
-from genius.train.quantizer import QuantizerStage
+from genius.train.quantizer import QuantizerStage, fuse_rows
 from genius.trie import Trie
 
 VALIDATION_QUERIES = 100  # of each task
 VALIDATION_BEAM = 20
+CODE_BLOCK = 65536
 
 
 def augment(z_q: Tensor, z_c: Tensor, variant: str, alpha: float, rng: np.random.Generator) -> Tensor:
@@ -41,13 +43,11 @@ class DecoderStage(Stage):
         self.steps = max(1, round(config.epochs * len(self.pairs) / config.batch))
         self.warmup, self.validate_every, self.average = config.warmup, config.validate_every, config.average
         quantizer, vectors = quantized.quantizer, quantized.vectors
-        beams = quantized.config.code_beams
-        self.z_q = _fuse(quantized, self.pairs.text, self.pairs.image)
-        self.z_c = quantized.fuse(data.train)
-        self.codes = quantizer.encode(self.z_c, torch.from_numpy(data.train.modality), beams=beams)
-        self.val_codes = quantizer.encode(quantized.fuse(data.val), torch.from_numpy(data.val.modality), beams=beams)
+        self.quantized = quantized
+        self.codes = self._codes(data.train, self.pairs.targets())
+        self.val_codes = self._codes(data.val, np.arange(len(data.val.text)))
         self.val_queries = [
-            _fuse(quantized, t.text[:VALIDATION_QUERIES], t.image[:VALIDATION_QUERIES]) for t in data.val.tasks
+            self._fuse(t.text[:VALIDATION_QUERIES], t.image[:VALIDATION_QUERIES]) for t in data.val.tasks
         ]
         torch.manual_seed(seed)
         self.decoder = self.module = Decoder(
@@ -73,11 +73,26 @@ class DecoderStage(Stage):
         if self.decoder.skip is not None:  # it starts from the codebooks: zero is not what to be drawn to
             self.groups.append({"params": [self.decoder.skip], "lr": config.rate, "weight_decay": 0.0})
 
+    def _fuse(self, text: np.ndarray, image: np.ndarray) -> Tensor:
+        """z of texts with pictures, (n, d). Made anew for every batch: millions of them would not fit into memory."""
+        return fuse_rows(self.quantized.fusion, self.quantized.vectors, text, image)
+
+    def _codes(self, split: SplitData, rows: np.ndarray) -> Tensor:
+        """(candidates, levels): the IDs of the candidates in these rows; the others stay zero."""
+        quantizer, beams = self.quantized.quantizer, self.quantized.config.code_beams
+        codes = torch.zeros(len(split.text), len(quantizer.sizes), dtype=torch.int64)
+        for start in range(0, len(rows), CODE_BLOCK):
+            block = rows[start : start + CODE_BLOCK]
+            z, modality = self._fuse(split.text[block], split.image[block]), torch.from_numpy(split.modality[block])
+            codes[torch.from_numpy(block)] = quantizer.encode(z, modality, beams=beams)
+        return codes
+
     def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
         rng = step_rng(self.seed, self.name, step)
         queries, targets = self.pairs.draw(rng, self.config.batch)
         # Half of the batch as it is, half augmented: the decoder must answer both.
-        z_q, z_c = self.z_q[queries], self.z_c[targets]
+        z_q = self._fuse(self.pairs.text[queries], self.pairs.image[queries])
+        z_c = self._fuse(self.data.train.text[targets], self.data.train.image[targets])
         plain = torch.from_numpy(rng.random((len(queries), 1)) < self.config.plain)
         z = torch.where(plain, z_q, augment(z_q, z_c, self.config.augmentation, self.config.alpha, rng))
         log_probs = self.decoder(z, self.codes[targets][:, : self.decoder.written])
@@ -98,10 +113,3 @@ class DecoderStage(Stage):
                 hits.append(np.isin(rows[:5], task.positives[number]).any())
             figures[task.task.name] = 100 * float(np.mean(hits))
         return {"score": float(np.mean(list(figures.values()))), **figures}
-
-
-@torch.no_grad()
-def _fuse(quantized: QuantizerStage, text: np.ndarray, image: np.ndarray) -> Tensor:
-    """z of queries, (n, d)."""
-    parts = zip(np.array_split(text, 32), np.array_split(image, 32), strict=True)
-    return torch.cat([quantized.fusion(*quantized.vectors.pair(t, i)) for t, i in parts])

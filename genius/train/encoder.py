@@ -21,7 +21,7 @@ from genius.train.validation import recall
 def contrastive_loss(queries: Tensor, targets: Tensor, temperature: float, masked: Tensor) -> Tensor:
     """Eqs. 2 and 3. queries, targets: (n, d), normalised; masked: (n, n) bool, targets that are no negatives."""
     scores = (queries @ targets.T / temperature).masked_fill(masked, -torch.inf)
-    return F.cross_entropy(scores, torch.arange(len(queries)))
+    return F.cross_entropy(scores, torch.arange(len(queries), device=queries.device))
 
 
 class EncoderStage(Stage):

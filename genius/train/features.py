@@ -1,7 +1,8 @@
-"""Features of the frozen backbones, computed once and kept in files that are mapped into memory.
+"""Features of the frozen backbones, and vectors of whole encoders, computed once and kept in files mapped into memory.
 
 Knows the backbones and the cache; knows nothing of heads or losses. A cache folder is named by a digest of what is in
-it. Rows are written in order and counted, so that an interrupted run goes on where it stopped.
+it. Rows are written in order and counted, so that an interrupted run goes on where it stopped; a lock lets one process
+write while others that share the folder wait. Memory holds a block of rows, however many rows there are.
 """
 
 import hashlib
@@ -9,43 +10,75 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
+from filelock import FileLock, Timeout
 from PIL import Image, ImageOps
 from rich.console import Console
 
-from genius.encoders import efficientnet
+from genius.encoders import Encoder, Prepared, efficientnet
 from genius.encoders.efficientnet import EfficientNetLite2, to_pixels
 from genius.encoders.minilm import MAX_TOKENS, WIDTH, MiniLM, TokenStates
+from genius.errors import BadModel
 from genius.images import load_image
 from genius.train.loop import progress_bar, write_atomically
 
 IMAGE_BLOCK = 256
+TEXT_BLOCK = 2048
 CROP_AREA = (0.5, 0.95)  # share of the picture that a cropped view keeps
 
 
 class _Cache:
-    """A folder of .npy files that are filled block by block."""
+    """A folder of .npy files that are filled block by block, by the one process that is inside the `with`.
 
-    def __init__(self, folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-        self.folder, self.counter = folder, folder / "progress.json"
+    The lock goes with its process: where that is killed, the next one goes on after the last finished block.
+    """
+
+    def __init__(self, folder: Path, shapes: dict[str, tuple[int, ...]], console: Console) -> None:
+        self.folder, self.shapes, self.console = folder, shapes, console
+        self.counter = folder / "progress.json"
         folder.mkdir(parents=True, exist_ok=True)
+        self.lock = FileLock(folder / "lock")
+
+    def __enter__(self) -> "_Cache":
+        try:
+            self.lock.acquire(blocking=False)
+        except Timeout:
+            self.console.print(f"Another training is filling {self.folder}; this one waits for it.")
+            self.lock.acquire()
         self.done: int = json.loads(self.counter.read_text()) if self.counter.exists() else 0
         mode = "r+" if self.done else "w+"
         self.arrays = {
-            name: np.lib.format.open_memmap(folder / f"{name}.npy", mode, np.float16, shape)
-            for name, shape in shapes.items()
+            name: np.lib.format.open_memmap(self.folder / f"{name}.npy", mode, np.float16, shape)
+            for name, shape in self.shapes.items()
         }
+        return self
 
-    def finished(self, blocks: int) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.release()
+
+    def finished(self, done: int) -> None:
         for array in self.arrays.values():
             array.flush()
-        self.done = blocks
-        write_atomically(self.counter, lambda p: p.write_text(json.dumps(blocks)))
+        self.done = done
+        write_atomically(self.counter, lambda p: p.write_text(json.dumps(done)))
 
 
 def _digest(kind: str, names: Sequence[str]) -> str:
-    return f"{kind}-{hashlib.sha256(json.dumps([kind, *names]).encode()).hexdigest()[:16]}"
+    """The kind, and a digest of it and of all names, written as one JSON list but never held as one string."""
+    digest = hashlib.sha256(b"[" + json.dumps(kind).encode())
+    for name in names:
+        digest.update(b", " + json.dumps(name).encode())
+    digest.update(b"]")
+    return f"{kind}-{digest.hexdigest()[:16]}"
+
+
+def _blocks(first: int, rows: int, size: int) -> list[range]:
+    return [range(start, min(start + size, rows)) for start in range(first, rows, size)]
 
 
 class ImageFeatures:
@@ -59,33 +92,36 @@ class ImageFeatures:
             "pooled": (n, efficientnet.POOLED),
             "logits": (n, efficientnet.CLASSES),
         }
-        store = _Cache(cache / _digest(f"images{view}", names), shapes)
-        blocks = [range(start, min(start + IMAGE_BLOCK, n)) for start in range(0, n, IMAGE_BLOCK)]
-        if store.done < len(blocks):
-            backbone = EfficientNetLite2(threads)
-            with progress_bar(console) as progress, ThreadPoolExecutor(threads) as pool:
-                bar = progress.add_task(f"pictures, view {view}", total=n, note="")
+        blocks = _blocks(0, n, IMAGE_BLOCK)
 
-                def load(row: int) -> np.ndarray:
-                    return _view(load_image(names[row]), view, row)
+        def load(row: int) -> np.ndarray:
+            return _view(load_image(names[row]), view, row)
 
-                for number, (block, pixels) in enumerate(_ahead(pool, load, blocks, store.done), store.done):
-                    values = backbone.features(np.stack(pixels))
-                    for array, value in zip(store.arrays.values(), values, strict=True):
-                        array[block.start : block.stop] = value
-                    store.finished(number + 1)
-                    progress.update(bar, completed=block.stop)
-        self.map, self.pooled, self.logits = store.arrays.values()
+        with _Cache(cache / _digest(f"images{view}", names), shapes, console) as store:
+            if store.done < len(blocks):
+                backbone = EfficientNetLite2(threads)
+                with progress_bar(console) as progress, ThreadPoolExecutor(threads) as pool:
+                    bar = progress.add_task(f"pictures, view {view}", total=n, note="")
+                    for number, (block, pixels) in enumerate(_ahead(pool, load, blocks[store.done :]), store.done):
+                        values = backbone.features(np.stack(pixels))
+                        for array, value in zip(store.arrays.values(), values, strict=True):
+                            array[block.start : block.stop] = value
+                        store.finished(number + 1)
+                        progress.update(bar, completed=block.stop)
+            self.map, self.pooled, self.logits = store.arrays.values()
+
+
+Row = TypeVar("Row")
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, load: Callable[[int], np.ndarray], blocks: Sequence[range], start: int
-) -> Iterator[tuple[range, list[np.ndarray]]]:
+    pool: ThreadPoolExecutor, load: Callable[[int], Row], blocks: Sequence[range]
+) -> Iterator[tuple[range, list[Row]]]:
     """Blocks with their loaded rows, the next block being read while the caller works on this one."""
-    coming = None
-    for block, after in zip(blocks[start:], [*blocks[start + 1 :], range(0)], strict=True):
-        rows = list(pool.map(load, block)) if coming is None else [future.result() for future in coming]
-        coming = [pool.submit(load, row) for row in after]
+    coming = [pool.submit(load, row) for row in (blocks[0] if blocks else ())]
+    for number, block in enumerate(blocks):
+        rows = [future.result() for future in coming]
+        coming = [pool.submit(load, row) for after in blocks[number + 1 : number + 2] for row in after]
         yield block, rows
 
 
@@ -106,9 +142,10 @@ def text_features(texts: Sequence[str], cache: Path, console: Console) -> TokenS
     backbone = MiniLM()
     ids = backbone.tokenize(texts)
     batches, offsets = backbone.plan(ids)
-    store = _Cache(cache / _digest(f"texts-{MAX_TOKENS}", texts), {"states": (int(offsets[-1]), WIDTH)})
-    states = store.arrays["states"]
-    with progress_bar(console) as progress:
+    shapes: dict[str, tuple[int, ...]] = {"states": (int(offsets[-1]), WIDTH)}
+    folder = cache / _digest(f"texts-{MAX_TOKENS}", texts)
+    with _Cache(folder, shapes, console) as store, progress_bar(console) as progress:
+        states = store.arrays["states"]
         bar = progress.add_task("texts", total=len(texts), note="")
         for number, rows in enumerate(batches):
             if number >= store.done:
@@ -117,3 +154,84 @@ def text_features(texts: Sequence[str], cache: Path, console: Console) -> TokenS
                     store.finished(number + 1)
             progress.advance(bar, len(rows))
     return TokenStates(states, offsets)
+
+
+# Vectors of a whole encoder
+
+
+def encoder_digest(encoder: Encoder) -> str:
+    """Names an encoder by its configuration and weights, as a model folder will hold them."""
+    digest = hashlib.sha256(json.dumps(encoder.config(), sort_keys=True).encode())
+    for name, value in sorted(encoder.state().items()):
+        value = value.detach().cpu()
+        digest.update(name.encode())
+        digest.update((value.half() if value.is_floating_point() else value).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def image_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int, console: Console) -> np.ndarray:
+    """(pictures + 1, d) float16 on disk: the vectors of pictures; the last row, that of -1, is zero."""
+
+    def load(row: int) -> Prepared:
+        return Prepared(encoder.pixels(load_image(names[row])), "")
+
+    def blocks(pool: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
+        return (encoder.encode(prepared).image for _, prepared in _ahead(pool, load, left))
+
+    return _rows(encoder, "pictures", names, blocks, IMAGE_BLOCK, cache, threads, console)
+
+
+def text_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int, console: Console) -> np.ndarray:
+    """(texts + 1, d) float16 on disk: the vectors of texts; the last row, that of -1, is zero."""
+
+    def blocks(_: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
+        return (encoder.encode([Prepared(None, names[row]) for row in block]).text for block in left)
+
+    return _rows(encoder, "texts", names, blocks, TEXT_BLOCK, cache, threads, console)
+
+
+def mapped_rows(
+    encoder: Encoder,
+    kind: str,
+    names: Sequence[str],
+    rows: np.ndarray,
+    weight: np.ndarray,
+    cache: Path,
+    console: Console,
+) -> np.ndarray:
+    """What `image_rows` or `text_rows` of this encoder gives, made without encoding.
+
+    `rows` are those of the encoder that this one was before the linear map `weight` was put behind it.
+    """
+
+    def blocks(_: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
+        return (np.asarray(rows[block.start : block.stop], np.float32) @ weight.T for block in left)
+
+    return _rows(encoder, kind, names, blocks, TEXT_BLOCK, cache, 1, console)
+
+
+def _rows(
+    encoder: Encoder,
+    kind: str,
+    names: Sequence[str],
+    values_of: Callable[[ThreadPoolExecutor, Sequence[range]], Iterator[np.ndarray]],
+    size: int,
+    cache: Path,
+    threads: int,
+    console: Console,
+) -> np.ndarray:
+    folder = cache / _digest(f"{kind}-{encoder_digest(encoder)}", names)
+    with _Cache(folder, {"vectors": (len(names) + 1, encoder.dim)}, console) as store:
+        vectors, left = store.arrays["vectors"], _blocks(store.done, len(names), size)
+        with progress_bar(console) as progress, ThreadPoolExecutor(threads) as pool:
+            bar = progress.add_task(f"vectors of {kind}", total=len(names), completed=store.done, note="")
+            for block, values in zip(left, values_of(pool, left), strict=True):
+                if not np.isfinite(values).all():
+                    raise BadModel(
+                        f"The encoder gave vectors of {kind} that are not numbers. Train stage 1 at a lower rate, "
+                        'or with precision = "float32".'
+                    )
+                vectors[block.start : block.stop] = values
+                store.finished(block.stop)
+                progress.update(bar, completed=block.stop)
+    return vectors

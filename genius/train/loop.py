@@ -37,6 +37,7 @@ class Stage(ABC):
     warmup: int
     validate_every: int
     average: float  # decay of the moving average of the weights that is validated and kept; 0 keeps the last weights
+    scaler: torch.amp.GradScaler | None = None  # keeps small gradients of a float16 loss from vanishing
 
     @abstractmethod
     def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
@@ -100,7 +101,9 @@ class _Run:
         tensors |= {f"average.{i}": v for i, v in enumerate(self.average)}
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
-        tensors = {k: v.detach().clone().contiguous() for k, v in tensors.items()}  # safetensors refuses shared memory
+        if self.stage.scaler is not None:
+            self.facts["scaler"] = self.stage.scaler.state_dict()
+        tensors = _apart(tensors)
         write_atomically(self.path, lambda p: save_file(tensors, p, {"facts": json.dumps(self.facts)}))
 
     def load(self) -> None:
@@ -110,13 +113,15 @@ class _Run:
         part = {p: {k[len(p) + 1 :]: v for k, v in tensors.items() if k.startswith(p + ".")} for p in _PARTS}
         self.stage.module.load_state_dict(part["module"])
         self.best = part["best"]
-        self.average = [part["average"][str(i)] for i in range(len(self.average))]
+        self.average = [part["average"][str(i)].to(a.device) for i, a in enumerate(self.average)]
         states: dict[int, dict[str, Tensor]] = {}
         for name, value in part["optimizer"].items():
             i, key = name.split(".", 1)
             states.setdefault(int(i), {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": states, "param_groups": groups})
+        if self.stage.scaler is not None and self.facts.get("scaler"):
+            self.stage.scaler.load_state_dict(self.facts["scaler"])
 
     def update(self, loss: Tensor) -> None:
         step = self.facts["step"]
@@ -124,9 +129,18 @@ class _Run:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        scaler = self.stage.scaler
+        if scaler is None:
+            loss.backward()
+        else:
+            scaler.scale(loss).backward()
+            scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimizer.step()
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
         if self.average:
             decay = min(self.stage.average, (step + 1) / (step + 10))
             with torch.no_grad():
@@ -147,6 +161,18 @@ class _Run:
         for p, c in zip(self.parameters, current, strict=bool(current)):
             p.copy_(c)
         return figures
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as safetensors takes them: no two in one place, copied only where they are."""
+    seen: set[int] = set()
+    apart = {}
+    for name, value in tensors.items():
+        value = value.detach().contiguous()
+        place = value.untyped_storage().data_ptr()
+        apart[name] = value.clone() if place in seen else value
+        seen.add(place)
+    return apart
 
 
 _PARTS = ("module", "best", "average", "optimizer")
@@ -197,6 +223,14 @@ def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
     return run.facts
 
 
+@torch.no_grad()
+def as_saved(module: nn.Module) -> None:
+    """Rounds to the float16 values that the model folder will hold, so that later stages learn from exactly these."""
+    for value in (*module.parameters(), *module.buffers()):
+        if value.is_floating_point():
+            value.copy_(value.half())
+
+
 def _append(log: Path, line: dict[str, Any]) -> None:
     with open(log, "a") as file:
         file.write(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in line.items()}) + "\n")
@@ -219,3 +253,26 @@ def read_log(log: Path) -> Iterable[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return lines
+
+
+class Times:
+    """Seconds spent in each part, over all starts of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+
+    def __call__(self, part: str) -> "Times":
+        self.part, self.started = part, time.monotonic()
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        spent = time.monotonic() - self.started
+        self.seconds[self.part] = round(self.seconds.get(self.part, 0.0) + spent, 1)
+        write_atomically(self.path, lambda p: p.write_text(json.dumps(self.seconds, indent=2) + "\n"))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {seconds / 60:.1f} min" for part, seconds in self.seconds.items())

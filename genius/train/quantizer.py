@@ -17,17 +17,27 @@ from genius.train.encoder import contrastive_loss
 from genius.train.loop import Stage, step_rng
 from genius.train.validation import recall
 
+FUSE_BLOCK = 2048
+
 
 @dataclass
 class FrozenVectors:
-    """Stage-1 vectors by number: texts (texts + 1, d), images (pictures + 1, d); the last row, that of -1, is zero."""
+    """Stage-1 vectors by number: texts (texts + 1, d), images (pictures + 1, d); the last row, that of -1, is zero.
+
+    Both may be mapped files of any size: only the rows that are asked for are read.
+    """
 
     texts: np.ndarray
     images: np.ndarray
 
     def pair(self, text: np.ndarray, image: np.ndarray) -> tuple[Tensor, Tensor]:
         """(image vectors, text vectors), as fusion takes them."""
-        return torch.from_numpy(self.images[image]), torch.from_numpy(self.texts[text])
+        return _float(self.images, image), _float(self.texts, text)
+
+
+def _float(vectors: np.ndarray, rows: np.ndarray) -> Tensor:
+    """Some rows of a file, which may hold them in half precision, as (n, d) float32 in memory."""
+    return torch.from_numpy(np.asarray(vectors[rows], dtype=np.float32))
 
 
 class QuantizerStage(Stage):
@@ -55,7 +65,8 @@ class QuantizerStage(Stage):
         rng = step_rng(self.seed, "start", 0)
         count = len(self.data.train.text)
         rows = rng.permutation(count)[: self.config.sample]
-        fused = self.fusion.eval()(*self.vectors.pair(self.data.train.text[rows], self.data.train.image[rows]))
+        self.fusion.eval()
+        fused = self.fuse_rows(self.data.train.text[rows], self.data.train.image[rows])
         self.quantizer.initialise(fused, torch.from_numpy(self.data.train.modality[rows]), self.seed)
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
@@ -81,7 +92,7 @@ class QuantizerStage(Stage):
         fused = self.fuse(split)
         codes = self.quantizer.encode(fused, torch.from_numpy(split.modality))
         quantized = torch.nn.functional.normalize(self.quantizer.decode(codes), dim=1).numpy()
-        queries = [self.fusion(*self.vectors.pair(t.text, t.image)).numpy() for t in split.tasks]
+        queries = [self.fuse_rows(t.text, t.image).numpy() for t in split.tasks]
         figures = recall(split, queries, quantized)
         exact = recall(split, queries, fused.numpy())
         report = self.quantizer.report(codes)
@@ -94,5 +105,17 @@ class QuantizerStage(Stage):
     @torch.no_grad()
     def fuse(self, split: SplitData) -> Tensor:
         """z of every candidate of a split, (candidates, d)."""
-        text, image = np.array_split(split.text, 32), np.array_split(split.image, 32)
-        return torch.cat([self.fusion(*self.vectors.pair(t, i)) for t, i in zip(text, image, strict=True)])
+        return self.fuse_rows(split.text, split.image)
+
+    def fuse_rows(self, text: np.ndarray, image: np.ndarray) -> Tensor:
+        return fuse_rows(self.fusion, self.vectors, text, image)
+
+
+@torch.no_grad()
+def fuse_rows(fusion: Fusion, vectors: FrozenVectors, text: np.ndarray, image: np.ndarray) -> Tensor:
+    """z of texts with pictures, given by number, (n, d). The wide layers of a fusion see few rows at a time."""
+    fused = torch.empty(len(text), fusion.dim)
+    for start in range(0, len(text), FUSE_BLOCK):
+        block = slice(start, start + FUSE_BLOCK)
+        fused[block] = fusion(*vectors.pair(text[block], image[block]))
+    return fused

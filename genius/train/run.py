@@ -5,7 +5,6 @@ stage, `log.jsonl`, and `curves.png` at the end. The model itself lies in OUT.
 """
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from torch import nn
 
+from genius.encoders import Encoder
 from genius.encoders.mini import Heads, MiniEncoder
 from genius.errors import BadData, GeniusError
 from genius.model import Genius
@@ -26,7 +25,7 @@ from genius.train.data import TrainingData
 from genius.train.decoder import DecoderStage
 from genius.train.encoder import EncoderStage, image_vectors, text_vectors
 from genius.train.features import ImageFeatures, text_features
-from genius.train.loop import run_stage, write_atomically
+from genius.train.loop import Times, as_saved, run_stage, write_atomically
 from genius.train.quantizer import FrozenVectors, QuantizerStage
 
 
@@ -45,7 +44,7 @@ def train(
     folder = out / "training"
     folder.mkdir(parents=True, exist_ok=True)
     _same_run(folder / "run.json", {"data": [str(Path(r).resolve()) for r in roots], "config": asdict(config)})
-    times = _Times(folder / "times.json")
+    times = Times(folder / "times.json")
 
     data = TrainingData([Path(root).resolve() for root in roots], config.seed, config.derived_prompts)
     console.print(
@@ -53,23 +52,13 @@ def train(
         f"{len(data.train.text):,} candidates, {len(data.images.names):,} pictures, {len(data.texts.names):,} texts"
     )
     cache = cache or folder / "cache"
-    with times("features"):
-        texts = text_features(data.texts.names, cache, console)
-        views = [
-            ImageFeatures(data.images.names, cache, view, torch.get_num_threads(), console)
-            for view in range(config.encoder.views)
-        ]
+    encoder: Encoder
+    if config.clip.model:
+        from genius.train.clip import train_clip
 
-    torch.manual_seed(config.seed)
-    heads = Heads(config.heads)
-    with times("encoder"):
-        run_stage(EncoderStage(heads, data, texts, views, config.encoder, config.seed), folder, console)
-    as_saved(heads)
-    with times("vectors"):
-        vectors = FrozenVectors(
-            _kept(folder / "texts.npy", lambda: text_vectors(heads, texts, np.arange(len(texts)))),
-            _kept(folder / "images.npy", lambda: image_vectors(heads, views[0], np.arange(len(data.images.names)))),
-        )
+        encoder, vectors = train_clip(data, folder, cache, config.clip, config.seed, times, console)
+    else:
+        encoder, vectors = _train_mini(data, folder, cache, config, times, console)
     with times("quantizer"):
         quantized = QuantizerStage(data, vectors, config.quantizer, config.seed)
         if not (folder / "quantizer.safetensors").exists():
@@ -82,9 +71,7 @@ def train(
         decoded = DecoderStage(data, quantized, config.decoder, config.seed)
         run_stage(decoded, folder, console)
 
-    model = Genius(
-        MiniEncoder(heads), quantized.fusion, quantized.quantizer, decoded.decoder, config.quantizer.code_beams
-    )
+    model = Genius(encoder, quantized.fusion, quantized.quantizer, decoded.decoder, config.quantizer.code_beams)
     model.save_pretrained(out)
     draw_curves(folder / "log.jsonl", folder / "curves.png")
     console.print(f"Model saved in {out} ({times}). Curves: {folder / 'curves.png'}")
@@ -92,12 +79,27 @@ def train(
     return Genius.from_pretrained(out)
 
 
-@torch.no_grad()
-def as_saved(module: nn.Module) -> None:
-    """Rounds to the float16 values that the model folder will hold, so that later stages learn from exactly these."""
-    for value in (*module.parameters(), *module.buffers()):
-        if value.is_floating_point():
-            value.copy_(value.half())
+def _train_mini(
+    data: TrainingData, folder: Path, cache: Path, config: TrainConfig, times: Times, console: Console
+) -> tuple[MiniEncoder, FrozenVectors]:
+    """Stage 1 of `mini`, and its vectors of everything in `data`."""
+    with times("features"):
+        texts = text_features(data.texts.names, cache, console)
+        views = [
+            ImageFeatures(data.images.names, cache, view, torch.get_num_threads(), console)
+            for view in range(config.encoder.views)
+        ]
+    torch.manual_seed(config.seed)
+    heads = Heads(config.heads)
+    with times("encoder"):
+        run_stage(EncoderStage(heads, data, texts, views, config.encoder, config.seed), folder, console)
+    as_saved(heads)
+    with times("vectors"):
+        vectors = FrozenVectors(
+            _kept(folder / "texts.npy", lambda: text_vectors(heads, texts, np.arange(len(texts)))),
+            _kept(folder / "images.npy", lambda: image_vectors(heads, views[0], np.arange(len(data.images.names)))),
+        )
+    return MiniEncoder(heads), vectors
 
 
 def _same_run(path: Path, facts: dict[str, Any]) -> None:
@@ -121,28 +123,5 @@ def _kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
                 np.save(file, array)
 
         write_atomically(path, write)
-    loaded: np.ndarray = np.load(path)
+    loaded: np.ndarray = np.load(path, mmap_mode="r")
     return loaded
-
-
-class _Times:
-    """Seconds spent in each part, over all starts of a run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-
-    def __call__(self, part: str) -> "_Times":
-        self.part, self.started = part, time.monotonic()
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        spent = time.monotonic() - self.started
-        self.seconds[self.part] = round(self.seconds.get(self.part, 0.0) + spent, 1)
-        write_atomically(self.path, lambda p: p.write_text(json.dumps(self.seconds, indent=2) + "\n"))
-
-    def __str__(self) -> str:
-        return ", ".join(f"{part} {seconds / 60:.1f} min" for part, seconds in self.seconds.items())

@@ -1,0 +1,524 @@
+"""What an index costs: building, disk, opening, memory, searching, changing, beside Faiss HNSW and Lance's own indexes.
+
+    python benchmarks/index.py OUT [--sizes 10000,100000,1000000,5600000] [--indexes paper,mini,mini+,hnsw,lance-hnsw,
+        lance-pq] [--vectors RUN] [--threads 2] [--quick]
+    python benchmarks/index.py OUT --page docs/index.md     # write what was measured into the page
+
+Ours are made from ready vectors by `Index.add_vectors`. Three kinds:
+
+- `paper`: codes only, eight levels of 4,096 behind the modality; a decoder of that size with random weights, and IDs
+  drawn for it (see material.py), because giving millions of items their real codes would take hours. How fast a model
+  of that size really gives them is measured apart.
+- `mini`: codes only, as the bundled model gives them to real vectors, mixed to as many as are needed (see scale.py).
+  RUN is a run of `genius evaluate`, which lends its vectors; without one, sentences are encoded.
+- `mini+`: the same with embeddings. The others have the same vectors: `hnsw` (Faiss, in memory only), `lance-hnsw` and
+  `lance-pq` (what LanceDB uses). One that would take longer than a quarter of an hour to build, going by a smaller one,
+  is left out.
+
+Measured are: from vectors to a compact index on disk, on all threads; bytes on disk an item; in a fresh process, and
+with the files out of the system's cache, opening until the first answer, and the memory that the process has more than
+one which has searched an index of 2,000 items; searches one by one on one thread; 1,000 items added or deleted until a
+search has seen it, and until another open index has, the longest of several times; searches by a reader that looks for
+news every second, while another process adds 1,000 items after the other.
+
+Figures go to OUT/index.json after each of these steps, and what is there is not measured again. Run it on an idle
+machine: rows during which other processes were at work are marked.
+"""
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scale
+import torch
+from index_figures import NAMES, OURS, Figures, sheets, write_page
+from index_peers import HnswPeer, LancePeer, Peer, size_on_disk
+from index_sources import Source, Sources
+from material import PAPER, random_model, unit
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from search import processor
+
+from genius import Genius
+from genius.encoders import Vectors
+from genius.errors import GeniusError
+from genius.index import Index
+from genius.searcher import MODES
+
+SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000"
+K = scale.K
+BLOCK = 65_536  # items made and added at once
+CHANGED = 1000  # items added or deleted
+ROUNDS = 5
+SMALL, WARM = 2000, 16  # items and searches before any that count
+REFRESH = 1.0  # seconds between a reader's looks for news
+LONGEST_BUILD = 900.0  # seconds
+PROBE = 10_000  # items of the peer that tells how long a larger one takes, if none is known
+BUSY_CORE = 0.15  # of one core, used by others: measurements are disturbed
+
+STEPS = {
+    "build": ("build_seconds", "build_rate", "bytes"),
+    "read": ("open_seconds", "resident_mb", "p50", "p99", "found"),
+    "change": ("add_seconds", "delete_seconds", "refresh_seconds"),
+    "busy": ("idle_p50", "idle_p99", "busy_p50", "busy_p99", "busy_longest", "added_rate", "errors"),
+}
+
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """seconds: that searches are repeated for; assigned: items that get codes to see how fast that is."""
+
+    sizes: list[int]
+    indexes: list[str]
+    vectors: Path
+    threads: int
+    seconds: float
+    assigned: dict[str, int]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder for index.json, and for indexes while they are measured")
+    parser.add_argument("--sizes", help=f"numbers of items, with commas between them; {SIZES} if not given")
+    parser.add_argument("--indexes", default=",".join(NAMES), help="which, with commas between them")
+    parser.add_argument("--vectors", type=Path, help="a run of `genius evaluate`, which lends its vectors to mini")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads that build")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SIZES} items, few repeats")
+    parser.add_argument("--page", type=Path, help="measure nothing; write OUT/index.json into this page")
+    arguments = parser.parse_args()
+    console = Console()
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        figures = Figures.read(arguments.out / "index.json")
+        if arguments.page is None:
+            measure(figures, settings_from(arguments), console)
+        finish(figures, arguments.page, console)
+    except GeniusError as error:
+        console.print(f"[red]{error}[/]")
+        raise SystemExit(1) from error
+
+
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    sizes = scale.parse_sizes(arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES))
+    indexes = arguments.indexes.split(",")
+    unknown = sorted(set(indexes) - set(NAMES))
+    if unknown:
+        raise GeniusError(f"There is no index {', '.join(unknown)}. Choose among {', '.join(NAMES)}.")
+    if arguments.threads < 1:
+        raise GeniusError(f"--threads is {arguments.threads}; it must be at least 1.")
+    quick = arguments.quick
+    assigned = {"mini": 20_000, "paper": 2_000} if quick else {"mini": 500_000, "paper": 20_000}
+    vectors = arguments.vectors or arguments.out
+    return Settings(sizes, indexes, vectors, arguments.threads, 2.0 if quick else 20.0, assigned)
+
+
+def measure(figures: Figures, settings: Settings, console: Console) -> None:
+    figures.machine = f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        torch.set_num_threads(settings.threads)
+        sources = Sources(settings.vectors, progress)
+        measure_rates(figures, settings, sources, progress)
+        for items in settings.sizes:
+            for name in settings.indexes:
+                if name in OURS:
+                    measure_ours(figures, settings, sources, name, items, progress)
+                else:
+                    measure_peer(figures, settings, sources, name, items, progress)
+
+
+def finish(figures: Figures, page: Path | None, console: Console) -> None:
+    """Show, and write the page if there is one."""
+    if not figures.rows:
+        raise GeniusError(f"{figures.path} holds no figures. Measure first: python benchmarks/index.py OUT")
+    if page is not None:
+        write_page(figures, page)
+        console.print(f"Written: {page}")
+        return
+    for sheet in sheets(figures):
+        console.print(sheet.table())
+    for what, why in figures.skipped.items():
+        console.print(f"Not measured: {what} ({why}).")
+    if any(row.disturbed for row in figures.rows.values()):
+        console.print("[yellow]* Other processes were at work: these figures mean nothing. Run again when idle.[/]")
+    console.print(f"Written: {figures.path}")
+
+
+# Making what is measured
+
+
+def names(start: int, count: int) -> list[str]:
+    """Counted ids, in the manner of M-BEIR's."""
+    return [f"9:{number}" for number in range(start, start + count)]
+
+
+def blocks(source: Source, items: int, what: str, progress: Progress) -> Iterator[tuple[int, Vectors]]:
+    """All vectors, block by block: where it starts, and the block."""
+    bar = progress.add_task(what, total=items)
+    for start in range(0, items, BLOCK):
+        vectors = source.block(start, min(BLOCK, items - start))
+        yield start, vectors
+        progress.advance(bar, len(vectors))
+    progress.remove_task(bar)
+
+
+def measure_rates(figures: Figures, settings: Settings, sources: Sources, progress: Progress) -> None:
+    """How many items a second get their codes from ready vectors, on all threads."""
+    for kind in ("mini", "paper"):
+        if kind not in settings.indexes or kind in figures.rates:
+            continue
+        count = settings.assigned[kind]
+        if kind == "mini":
+            model, vectors = Genius.from_pretrained("mini"), sources.of(kind).block(0, count)
+        else:
+            model = random_model(PAPER)
+            text = unit(np.random.default_rng(1).standard_normal((count, PAPER.dim), dtype=np.float32))
+            vectors = Vectors(np.zeros_like(text), text)
+        bar = progress.add_task(f"{kind}: codes of {count:,} items", total=None)
+        model.codes(vectors[:1024])
+        began = time.perf_counter()
+        model.codes(vectors)
+        figures.rates[kind] = count / (time.perf_counter() - began)
+        progress.remove_task(bar)
+        figures.write()
+
+
+# Ours
+
+
+def measure_ours(
+    figures: Figures, settings: Settings, sources: Sources, name: str, items: int, progress: Progress
+) -> None:
+    """The steps that are missing. For these the index is built, once more if need be, and removed afterwards."""
+    known = figures.rows[name, items].values if (name, items) in figures.rows else {}
+    missing = [step for step, values in STEPS.items() if not known.keys() >= set(wanted(values, name))]
+    if not missing:
+        return
+    source, folder = sources.of(name), figures.path.parent / f"{name}-{items}.genius"
+    figures.about[name] = source.about
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        disturbed = others_at_work()
+        built = build(source, folder, name == "mini+", items, f"{name}: building {items:,} items", progress)
+        if "build" in missing:
+            figures.add(name, items, built, disturbed)
+        for step in missing:
+            if step != "build":
+                bar = progress.add_task(f"{name}, {items:,} items: {step}", total=None)
+                disturbed = others_at_work()
+                values = in_fresh_process(FRESH[step], source, folder, name == "mini+", settings.seconds)
+                if step == "read":
+                    values = with_found(values, name, source, items, progress)
+                figures.add(name, items, values, disturbed)
+                progress.remove_task(bar)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wanted(values: tuple[str, ...], name: str) -> list[str]:
+    """Without embeddings, and for made-up codes, what is found says nothing."""
+    return [value for value in values if value != "found" or name == "mini+"]
+
+
+def build(source: Source, folder: Path, embeddings: bool, items: int, what: str, progress: Progress) -> Values:
+    """From vectors to a compact index on disk. Making the vectors does not count."""
+    index = Index.create(folder, source.model(), embeddings=embeddings)
+    spent = 0.0
+    for start, vectors in blocks(source, items, what, progress):
+        ids = names(start, len(vectors))
+        began = time.perf_counter()
+        index.add_vectors(ids, vectors)
+        spent += time.perf_counter() - began
+    began = time.perf_counter()
+    index.compact(keep=timedelta(0))
+    spent += time.perf_counter() - began
+    return {"build_seconds": spent, "build_rate": items / spent, "bytes": size_on_disk(folder) / items}
+
+
+def with_found(values: dict[str, Any], name: str, source: Source, items: int, progress: Progress) -> Values:
+    """The part of the nearest that the answers hold, in the place of the answers."""
+    answers = values.pop("answers")
+    if name == "mini+":
+        values["found"] = found(answers, nearest(source, items, progress))
+    return values
+
+
+def found(answers: list[list[str]], truth: np.ndarray) -> float:
+    right = [np.isin(names_of, ids).mean() for names_of, ids in zip(truth, answers, strict=True)]
+    return float(np.mean(right))
+
+
+def nearest(source: Source, items: int, progress: Progress) -> np.ndarray:
+    """(q, K) ids of the items nearest to each query, by comparing all."""
+    asked = source.asked.embedding()
+    rows, scores = np.empty((len(asked), 0), np.int64), np.empty((len(asked), 0), np.float32)
+    for start, vectors in blocks(source, items, f"the nearest of {items:,} items", progress):
+        near = asked @ vectors.embedding().T
+        scores = np.concatenate([scores, near], axis=1)
+        rows = np.concatenate([rows, np.broadcast_to(np.arange(start, start + len(vectors)), near.shape)], axis=1)
+        best = np.argpartition(-scores, K - 1, axis=1)[:, :K]
+        rows, scores = np.take_along_axis(rows, best, axis=1), np.take_along_axis(scores, best, axis=1)
+    return np.array([[f"9:{row}" for row in of_query] for of_query in rows])
+
+
+# In fresh processes
+
+
+def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def read(source: Source, folder: Path, embeddings: bool, seconds: float) -> dict[str, Any]:
+    """Opening, memory, searching. answers: the ids found for all queries."""
+    model = warm_model(source, embeddings)
+    drop_from_cache(folder)
+    before, began = resident(), time.perf_counter()
+    index = Index.open(folder, model)
+    index.search_vectors(source.asked[:1], k=K)
+    opened = time.perf_counter() - began
+    times, _ = search_for(index, source.asked, seconds)
+    more = max(0, resident() - before)  # what the small index has left may be enough
+    rows = index.search_vectors(source.asked, k=K).rows
+    answers = [index.ids(of_query[of_query >= 0]) for of_query in rows]
+    p50, p99 = percentiles(times)
+    return {"open_seconds": opened, "resident_mb": more / 1e6, "p50": p50, "p99": p99, "answers": answers}
+
+
+def change(source: Source, folder: Path, embeddings: bool, seconds: float) -> Values:
+    """1,000 items added until a search has seen them, seen by another open index, and deleted again; the longest."""
+    model = warm_model(source, embeddings)
+    index, other = Index.open(folder, model), Index.open(folder, model)
+    spent: dict[str, list[float]] = {name: [] for name in STEPS["change"]}
+
+    def timed(name: str, work: Callable[[], object], open_index: Index, items: int) -> None:
+        began = time.perf_counter()
+        work()
+        open_index.search_vectors(source.asked[:1], k=K)
+        spent[name].append(time.perf_counter() - began)
+        if searched(open_index) != items:
+            raise GeniusError(f"{searched(open_index)} items are searched where there should be {items}. Report this.")
+
+    items = len(index)
+    for one in (index, other):
+        one.search_vectors(source.asked[:1], k=K)
+    for round_number in range(ROUNDS):
+        start = items + CHANGED * round_number
+        ids, vectors = names(start, CHANGED), source.block(start, CHANGED)
+        timed("add_seconds", lambda: index.add_vectors(ids, vectors), index, items + CHANGED)  # noqa: B023 (called now)
+        timed("refresh_seconds", other.refresh, other, items + CHANGED)
+        timed("delete_seconds", lambda: index.delete(ids), index, items)  # noqa: B023
+        timed("refresh_seconds", other.refresh, other, items)
+    return {name: max(values) for name, values in spent.items()}
+
+
+def busy(source: Source, folder: Path, embeddings: bool, seconds: float) -> Values:
+    """Searches alone, and while another process adds."""
+    index = Index.open(folder, warm_model(source, embeddings), refresh=REFRESH)
+    index.search_vectors(source.asked[:1], k=K)
+    idle, _ = search_for(index, source.asked, seconds)
+    context = multiprocessing.get_context("spawn")
+    added, stop = context.Value("q", 0), context.Event()
+    writer = context.Process(target=keep_adding, args=(source, folder, len(index), added, stop))
+    writer.start()
+    try:
+        while not added.value:
+            if not writer.is_alive():
+                raise GeniusError("The process that adds has ended. Its error is above.")
+            time.sleep(0.01)
+        before, began = added.value, time.perf_counter()
+        meanwhile, errors = search_for(index, source.asked, seconds)
+        rate = (added.value - before) / (time.perf_counter() - began)
+        failed = errors + (not writer.is_alive())
+    finally:
+        stop.set()
+        writer.join()
+    values = (*percentiles(idle), *percentiles(meanwhile), 1000 * max(meanwhile), rate, float(failed))
+    return dict(zip(STEPS["busy"], values, strict=True))
+
+
+def keep_adding(source: Source, folder: Path, start: int, added: Any, stop: Any) -> None:
+    """1,000 items after the other, until told to stop. One core is left to the reader."""
+    torch.set_num_threads(1)
+    index = Index.open(folder, source.model())
+    while not stop.is_set():
+        index.add_vectors(names(start + added.value, CHANGED), source.block(start + added.value, CHANGED))
+        added.value += CHANGED
+
+
+FRESH: dict[str, Callable[..., Any]] = {"read": read, "change": change, "busy": busy}
+
+
+def warm_model(source: Source, embeddings: bool) -> Genius:
+    """A model that has searched a small index, before and after a change: all is loaded and compiled that can be."""
+    torch.set_num_threads(1)
+    model = source.model()
+    with tempfile.TemporaryDirectory() as folder:
+        index = Index.create(Path(folder) / "small", model, embeddings=embeddings)
+        index.add_vectors(names(0, SMALL), source.block(0, SMALL))
+        for change in (lambda: index.delete(names(0, 1)), lambda: index.add_vectors(names(0, 1), source.block(0, 1))):
+            for mode in MODES:  # one of them goes through all levels
+                for query in range(WARM):
+                    index.search_vectors(source.asked[query : query + 1], k=K, mode=mode, budget=K)
+            change()
+    return model
+
+
+def searched(index: Index) -> int:
+    """How many items a search goes through."""
+    return len(index.searcher.trie)
+
+
+def search_for(index: Index, asked: Vectors, seconds: float) -> tuple[list[float], int]:
+    """Queries one by one, for so many seconds: the seconds each took, and how many failed."""
+    times: list[float] = []
+    errors, number, end = 0, 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        query = asked[number % len(asked) : number % len(asked) + 1]
+        began = time.perf_counter()
+        try:
+            index.search_vectors(query, k=K)
+        except (GeniusError, OSError, ValueError):
+            errors += 1
+        times.append(time.perf_counter() - began)
+        number += 1
+    return times, errors
+
+
+def percentiles(times: list[float]) -> tuple[float, float]:
+    """p50 and p99, in milliseconds."""
+    p50, p99 = np.percentile(times, (50, 99)) * 1000
+    return float(p50), float(p99)
+
+
+# Peers
+
+
+def measure_peer(
+    figures: Figures, settings: Settings, sources: Sources, name: str, items: int, progress: Progress
+) -> None:
+    if (name, items) in figures.rows:
+        return
+    what = f"{NAMES[name]} of {items:,} items"
+    if items > PROBE and estimate(figures, name, items) is None:
+        measure_peer(figures, settings, sources, name, PROBE, progress)
+    seconds = estimate(figures, name, items)
+    if seconds is not None and seconds > LONGEST_BUILD:
+        figures.skipped[f"{NAMES[name]} of {items:,} items"] = (
+            f"it would take about {seconds / 60:.0f} minutes to build"
+        )
+        figures.write()
+        return
+    source, folder = sources.of(name), figures.path.parent / f"{name}-{items}.lance"
+    disturbed = others_at_work()
+    peer: Peer = HnswPeer(settings.threads) if name == "hnsw" else LancePeer(folder, name)
+    try:
+        values = peer_values(peer, source, items, settings.seconds, f"{name}: building {items:,} items", progress)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    figures.skipped.pop(what, None)
+    figures.add(name, items, values, disturbed)
+
+
+def estimate(figures: Figures, name: str, items: int) -> float | None:
+    """Seconds to build one, going by the largest known one that is not larger; None if none is known."""
+    known = {size: row.values["build_seconds"] for (peer, size), row in figures.rows.items() if peer == name}
+    smaller = [size for size in known if size <= items]
+    if not smaller:
+        return None
+    size = max(smaller)
+    return float(known[size] * items * np.log(items) / (size * np.log(size)))
+
+
+def peer_values(peer: Peer, source: Source, items: int, seconds: float, what: str, progress: Progress) -> Values:
+    spent = 0.0
+    for start, vectors in blocks(source, items, what, progress):
+        embeddings = vectors.embedding()
+        began = time.perf_counter()
+        peer.add(start, embeddings)
+        spent += time.perf_counter() - began
+    bar = progress.add_task(f"{what}: finishing and searching", total=None)
+    began = time.perf_counter()
+    peer.finish()
+    spent += time.perf_counter() - began
+    asked = source.asked.embedding()
+    answers = [[f"9:{row}" for row in peer.search(query)] for query in asked]
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        query = asked[len(times) % len(asked)]
+        began = time.perf_counter()
+        peer.search(query)
+        times.append(time.perf_counter() - began)
+    p50, p99 = percentiles(times)
+    values = {"build_seconds": spent, "bytes": peer.bytes / items, "p50": p50, "p99": p99}
+    values |= peer_changes(peer, source, items, asked[0])
+    progress.remove_task(bar)
+    return values | {"found": found(answers, nearest(source, items, progress))}
+
+
+def peer_changes(peer: Peer, source: Source, items: int, query: np.ndarray) -> Values:
+    """The longest of several times, each with a search."""
+    added, deleted = [], []
+    for round_number in range(ROUNDS):
+        start = items + CHANGED * round_number
+        embeddings = source.block(start, CHANGED).embedding()
+        began = time.perf_counter()
+        peer.add(start, embeddings)
+        peer.search(query)
+        added.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        if peer.delete(start, CHANGED):
+            peer.search(query)
+            deleted.append(time.perf_counter() - began)
+    return {"add_seconds": max(added), **({"delete_seconds": max(deleted)} if deleted else {})}
+
+
+# The machine
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return 1024 * int(line.split()[1])
+    raise GeniusError("This system does not tell how much memory a process has. Measure on Linux.")
+
+
+def drop_from_cache(folder: Path) -> None:
+    """So that the files are read from the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def others_at_work() -> bool:
+    """Whether processors are in use while this process does nothing."""
+    began, before = time.perf_counter(), busy_ticks()
+    time.sleep(0.5)
+    used = (busy_ticks() - before) / os.sysconf("SC_CLK_TCK")
+    return used > BUSY_CORE * (time.perf_counter() - began)
+
+
+def busy_ticks() -> int:
+    """Of all processors together, since the machine was started: all but idle and waiting for disks."""
+    times = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(times) - times[3] - times[4]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""What `index.py` measured: kept in a JSON file, shown as tables with the bars beside them, written into docs/index.md.
+
+Knows figures and how to show them; knows nothing of how they were measured.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import scale
+from figures import BEGIN, END, Sheet, count, number
+
+from genius.errors import GeniusError
+
+NAMES = {
+    "paper": "paper's size, codes only",
+    "mini": "mini, codes only",
+    "mini+": "mini, with embeddings",
+    "hnsw": "Faiss HNSW",
+    "lance-hnsw": "Lance IVF_HNSW_SQ",
+    "lance-pq": "Lance IVF_PQ",
+}
+OURS, PEERS = ("paper", "mini", "mini+"), ("hnsw", "lance-hnsw", "lance-pq")
+COLUMNS = {  # figure -> its name in the tables
+    "build_seconds": "built in, s",
+    "build_rate": "items/s",
+    "bytes": "bytes an item",
+    "open_seconds": "opened in, s",
+    "resident_mb": "memory, MB",
+    "p50": "search p50, ms",
+    "p99": "p99, ms",
+    "found": "Recall@10, %",
+    "add_seconds": "add of 1,000, s",
+    "delete_seconds": "delete of 1,000, s",
+    "refresh_seconds": "seen by others in, s",
+    "idle_p50": "idle p50, ms",
+    "idle_p99": "idle p99, ms",
+    "busy_p50": "busy p50, ms",
+    "busy_p99": "busy p99, ms",
+    "busy_longest": "longest, ms",
+    "added_rate": "added, items/s",
+    "errors": "errors",
+}
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured on one collection. disturbed: other processes were at work."""
+
+    collection: str
+    items: int
+    values: dict[str, float]
+    disturbed: bool
+
+    @property
+    def key(self) -> Key:
+        return self.collection, self.items
+
+
+@dataclass
+class Figures:
+    """All rows of a folder. They are written after every change."""
+
+    path: Path
+    machine: str = ""
+    about: dict[str, str] = field(default_factory=dict)  # collection -> what is in it
+    rows: dict[Key, Row] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)  # model -> codes given to so many items a second
+    skipped: dict[str, str] = field(default_factory=dict)  # what -> why
+
+    @classmethod
+    def read(cls, path: Path) -> "Figures":
+        """Those in the file, or none if there is no file."""
+        if not path.exists():
+            return cls(path)
+        try:
+            stored = json.loads(path.read_text())
+            rows = [Row(**row) for row in stored.pop("rows")]
+            return cls(path, rows={row.key: row for row in rows}, **stored)
+        except (ValueError, KeyError, TypeError) as error:
+            raise GeniusError(
+                f"{path} does not hold figures of this version. Move it away and measure again."
+            ) from error
+
+    def add(self, collection: str, items: int, values: Mapping[str, float], disturbed: bool) -> None:
+        """To those known of this collection."""
+        old = self.rows.get((collection, items), Row(collection, items, {}, False))
+        row = Row(collection, items, {**old.values, **values}, old.disturbed or disturbed)
+        self.rows[row.key] = row
+        self.write()
+
+    def write(self) -> None:
+        kept = {"machine": self.machine, "about": self.about, "rates": self.rates, "skipped": self.skipped}
+        scale.write(self.path, {**kept, "rows": list(self.rows.values())})
+
+    def get(self, collection: str, items: int, name: str) -> float | None:
+        row = self.rows.get((collection, items))
+        return None if row is None else row.values.get(name)
+
+    def sizes(self) -> list[int]:
+        return sorted({items for _, items in self.rows})
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a figure has to reach. limit: at most that, or at least that if `least`."""
+
+    what: str
+    value: float | None
+    limit: float
+    unit: str
+    least: bool = False
+    disturbed: bool = False
+
+    def cells(self) -> list[str]:
+        assert self.value is not None
+        reached = self.value >= self.limit if self.least else self.value <= self.limit
+        sign = "≥" if self.least else "≤"
+        shown = f"{number(self.value)}{'*' * self.disturbed} {self.unit}".strip()
+        return [self.what, f"{sign} {number(self.limit)} {self.unit}".strip(), shown, "yes" if reached else "no"]
+
+
+def bars(figures: Figures) -> Sheet:
+    """Those that something was measured for."""
+    found = [
+        Bar("codes given to ready vectors, mini", figures.rates.get("mini"), 50_000, "items/s", True),
+        Bar("codes given to ready vectors, paper's size", figures.rates.get("paper"), 3_000, "items/s", True),
+    ]
+    for items in figures.sizes():
+        found += bars_of_size(figures, items)
+    rows = [bar.cells() for bar in found if bar.value is not None]
+    return Sheet("Against the bars", ("what", "bar", "measured", "reached"), rows)
+
+
+def bars_of_size(figures: Figures, items: int) -> list[Bar]:
+    found: list[Bar] = []
+
+    def bar(what: str, collection: str, value: float | None, limit: float, unit: str, least: bool = False) -> None:
+        row = figures.rows.get((collection, items))
+        disturbed = row is not None and row.disturbed
+        found.append(Bar(f"{what}, {count(items)} items ({NAMES[collection]})", value, limit, unit, least, disturbed))
+
+    bar("bytes on disk an item", "paper", figures.get("paper", items, "bytes"), 20, "B")
+    opened = {1_000_000: 3, 5_600_000: 15}.get(items)
+    for one in OURS:
+        if opened:
+            bar("opened, cold", one, figures.get(one, items, "open_seconds"), opened, "s")
+    if items == 5_600_000:
+        for one in ("paper", "mini"):
+            bar("memory beyond the model", one, figures.get(one, items, "resident_mb"), 500, "MB")
+    if items == 1_000_000:
+        for one in OURS:
+            bar("1,000 items added and visible", one, figures.get(one, items, "add_seconds"), 1, "s")
+            bar("1,000 items deleted", one, figures.get(one, items, "delete_seconds"), 1, "s")
+        bar("built, times as fast as Faiss HNSW", "mini+", build_ratio(figures, items), 20, "times", True)
+    for one in OURS:
+        idle, busy = (figures.get(one, items, name) for name in ("idle_p99", "busy_p99"))
+        if idle is not None and busy is not None:
+            bar("p99 of searches while another process adds, to idle", one, busy / idle, 2, "times")
+            bar("errors meanwhile", one, figures.get(one, items, "errors"), 0, "")
+    return found
+
+
+def build_ratio(figures: Figures, items: int) -> float | None:
+    """Seconds of Faiss HNSW to ours: written and opened for search, with embeddings."""
+    graph = figures.get("hnsw", items, "build_seconds")
+    built, opened = (figures.get("mini+", items, name) for name in ("build_seconds", "open_seconds"))
+    return None if graph is None or built is None or opened is None else graph / (built + opened)
+
+
+def sheets(figures: Figures) -> list[Sheet]:
+    """All tables that have something to show."""
+    space = ("build_seconds", "build_rate", "bytes", "open_seconds", "resident_mb")
+    changes = ("add_seconds", "delete_seconds")
+    busy = ("idle_p50", "idle_p99", "busy_p50", "busy_p99", "busy_longest", "added_rate", "errors")
+    found = [
+        bars(figures),
+        sheet(figures, "Building, opening, memory", OURS, space),
+        sheet(figures, "Searching and changing", OURS, ("p50", "p99", *changes, "refresh_seconds")),
+        sheet(figures, "Searching while another process adds", OURS, busy),
+        sheet(
+            figures,
+            "Beside other indexes of the same vectors",
+            ("mini+", *PEERS),
+            ("build_seconds", "bytes", "p50", "p99", "found", *changes),
+        ),
+    ]
+    return [one for one in found if one.rows]
+
+
+def sheet(figures: Figures, title: str, collections: Iterable[str], names: Iterable[str]) -> Sheet:
+    """A row for each collection and size of which one of these figures is known."""
+    names, rows = tuple(names), []
+    for collection in collections:
+        for items in figures.sizes():
+            row = figures.rows.get((collection, items))
+            if row is not None and any(name in row.values for name in names):
+                cells = [cell(row, name) for name in names]
+                rows.append([NAMES[collection] + "*" * row.disturbed, count(items), *cells])
+    return Sheet(title, ("index", "items", *(COLUMNS[name] for name in names)), rows)
+
+
+def cell(row: Row, name: str) -> str:
+    if name not in row.values:
+        return "–"
+    return number(100 * row.values[name]) if name == "found" else number(row.values[name])
+
+
+# The page
+
+
+def write_page(figures: Figures, page: Path) -> None:
+    """Put the tables into the page, between its two marks; what stands around them stays."""
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise GeniusError(f"{page} has no place for figures. Add the lines {BEGIN} and {END} to it.")
+    parts = [f"Machine: {figures.machine}."]
+    parts += [f"{NAMES[name]}: {about}." for name, about in sorted(figures.about.items())]
+    parts += [one.markdown() for one in sheets(figures)]
+    if any(row.disturbed for row in figures.rows.values()):
+        parts.append("\\* Other processes were at work while this was measured.")
+    parts += [f"Not measured: {what} ({why})." for what, why in figures.skipped.items()]
+    page.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}", encoding="utf-8")

@@ -1,0 +1,60 @@
+"""What all commands share: how they print, and the arguments that several of them take."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from genius.errors import BadData
+
+SOME_BAD = 2
+"""Exit status of a command that did its work, but not for all items."""
+SHOWN = 20
+"""Rows of a list of complaints."""
+
+IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs instead of a table.")]
+AtVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--version",
+        metavar="N",
+        help="Look at this older state of the index; genius index versions lists them.",
+        show_default=False,
+    ),
+]
+IdsFrom = Annotated[
+    Path | None,
+    typer.Option("--ids-from", metavar="FILE", help="A text file with an id a line.", show_default=False),
+]
+CONDITION = "SQL over id, text, modality and the metadata fields that genius index info lists."
+Where = Annotated[
+    str | None, typer.Option(help=f"Only items that satisfy this condition: {CONDITION}", show_default=False)
+]
+
+
+def stdout() -> Console:
+    return Console(highlight=False)
+
+
+def say(sentence: str) -> None:
+    stdout().print(Text(sentence), soft_wrap=True)
+
+
+def complain(sentence: str) -> None:
+    Console(stderr=True, highlight=False).print(Text(sentence, style="red"), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def read_ids(file: Path) -> list[str]:
+    """The lines of a file."""
+    try:
+        return [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
+    except (OSError, UnicodeError) as error:
+        raise BadData(f"{file} cannot be read ({error}). Give a text file in UTF-8 with an id a line.") from error

@@ -1,0 +1,404 @@
+"""CLIP, SigLIP and SigLIP 2 of `transformers`, and OpenAI-named CLIP weights such as UniIR's, as encoders.
+
+Knows how these networks want their pictures and texts; knows nothing of items, codes or losses.
+
+Vectors are the networks' own, not normalised: UniIR's score fusion sums the raw image and text vectors and normalises
+only the sum (as `Vectors.embedding` does), and the published fusion was trained on raw vectors.
+"""
+
+import html
+import json
+import os
+import string
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor, nn
+
+from genius.encoders import Prepared, Vectors
+from genius.encoders.framing import Framing
+from genius.encoders.openai_names import bare_names, inferred_config, renamed, some
+from genius.encoders.places import local_folder, needs_extra, reason
+from genius.errors import BadModel
+from genius.progress import show_progress
+
+FAMILIES = ("clip", "siglip", "siglip2")
+NEEDED = ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json")
+OPENAI_TOKENIZER = "openai/clip-vit-large-patch14"
+PICTURES_A_BATCH = 64
+TOKENS_A_BATCH = 8192
+MAX_CHARACTERS = 8192  # what no tokenizer brings down to its 77 tokens need not be tokenized first
+VOLATILE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")  # say nothing about the network
+
+
+class ClipEncoder:
+    """A two-tower network with its tokenizer and its framing of pictures.
+
+    `model` is the network of `transformers`, for training; `image_vectors` and `text_vectors` let gradients through.
+    On a CUDA device it computes in half precision (CLIP float16, SigLIP bfloat16), elsewhere in float32.
+    """
+
+    kind = "clip"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        framing: Framing,
+        tokenizer: Tokenizer | None,
+        config: dict[str, Any],
+        device: str = "cpu",
+    ) -> None:
+        self._config = config
+        self.family: str = config["model"]["model_type"]
+        self.framing = framing
+        self.tokenizer = tokenizer
+        self._tokenizer_text = tokenizer.to_str() if tokenizer else ""
+        self.length: int = config["tokens"]["length"]
+        self.pad: int | None = config["tokens"]["pad"]
+        self.clean: str | None = config["tokens"]["clean"]
+        self.model = model.eval().requires_grad_(False)
+        self.dim = _dimensions(self.family, model.config)
+        self._check_shapes()
+        if tokenizer is not None:
+            tokenizer.no_padding()
+            tokenizer.enable_truncation(self.length)
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.to(device)
+
+    @classmethod
+    def from_hub(cls, name: str | os.PathLike[str], device: str = "cpu") -> "ClipEncoder":
+        """The CLIP or SigLIP in a folder of `transformers`' layout, or the hub's model `owner/name`."""
+        folder = local_folder(name, NEEDED)
+        config = _read_json(folder, "config.json", name)
+        family = str(config.get("model_type"))
+        if family not in FAMILIES:
+            raise BadModel(f"{name} is a model of type {family!r}; CLIP, SigLIP and SigLIP 2 are known here.")
+        if not any(folder.glob("model*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+            raise BadModel(f"{name} is not whole: model.safetensors is missing. Copy it into the folder.")
+        framing = Framing.from_processor(_processor(folder, name), family)
+        tokenizer, clean, pad = _words(folder, family, name)
+        model = _load(name, pretrained_model_name_or_path=str(folder), local_files_only=True).float()
+        described = {
+            "kind": cls.kind,
+            "source": str(name) if folder != Path(name) else folder.resolve().name,
+            "model": _plain(model.config.to_dict()),
+            "pixels": framing.to_dict(),
+            "tokens": {"length": model.config.text_config.max_position_embeddings, "pad": pad, "clean": clean},
+        }
+        return cls(model, framing, tokenizer, described, device)
+
+    @classmethod
+    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "ClipEncoder":
+        weights = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+        model = _build(config["model"], weights, config["source"])
+        stored = state["tokenizer"].numpy().tobytes().decode()
+        tokenizer = Tokenizer.from_str(stored) if stored else None
+        return cls(model, Framing.from_dict(config["pixels"]), tokenizer, config, device)
+
+    def config(self) -> dict[str, Any]:
+        return self._config
+
+    def state(self) -> dict[str, Tensor]:
+        """All weights, and the tokenizer's file as bytes."""
+        words = torch.from_numpy(np.frombuffer(self._tokenizer_text.encode(), np.uint8).copy())
+        return {f"model.{name}": value.cpu() for name, value in self.model.state_dict().items()} | {"tokenizer": words}
+
+    def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> "ClipEncoder":
+        """Moves the network. dtype: what it computes in; the weights stay as they are."""
+        try:
+            self.model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise BadModel(f"The encoder cannot be moved to the device {device!s}: {reason(error)}.") from error
+        self.device = torch.device(device)
+        half = torch.float16 if self.family == "clip" else torch.bfloat16
+        self.dtype = dtype or (half if self.device.type == "cuda" else torch.float32)
+        return self
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """(height, width, 3) uint8: a quarter of the memory of the scaled values, which `image_vectors` makes."""
+        return self.framing.pixels(image)
+
+    @torch.inference_mode()
+    def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+        image = np.zeros((len(inputs), self.dim), dtype=np.float32)
+        text = np.zeros((len(inputs), self.dim), dtype=np.float32)
+        pictures = [(i, given.pixels) for i, given in enumerate(inputs) if given.pixels is not None]
+        written = [i for i, given in enumerate(inputs) if given.text]
+        with show_progress("encoding", len(pictures) + len(written), progress) as advance:
+            for start in range(0, len(pictures), PICTURES_A_BATCH):
+                batch = pictures[start : start + PICTURES_A_BATCH]
+                image[[i for i, _ in batch]] = _numbers(self.image_vectors([pixels for _, pixels in batch]))
+                advance(len(batch))
+            ids = self.tokens([inputs[i].text for i in written])
+            for rows in _batches([len(i) for i in ids]):
+                text[[written[r] for r in rows]] = _numbers(self.token_vectors([ids[r] for r in rows]))
+                advance(len(rows))
+        return Vectors(image, text)
+
+    def image_vectors(self, pixels: Sequence[np.ndarray]) -> Tensor:
+        """(n, dim) float32 on the encoder's device, for pictures as `pixels` gives them."""
+        if self.framing.patches is not None:
+            given = self._patches(pixels)
+        else:
+            values = self.framing.values(torch.from_numpy(np.stack(pixels)).to(self.device))
+            given = {"pixel_values": values.permute(0, 3, 1, 2)}
+        with self._precision():
+            return _pooled(self.model.get_image_features(**given))  # type: ignore[operator]
+
+    def text_vectors(self, texts: Sequence[str]) -> Tensor:
+        """(n, dim) float32 on the encoder's device."""
+        ids = self.tokens(texts)
+        longest = max(len(i) for i in ids)
+        # A CLIP reads from left to right and is asked at its end token: what stands behind that changes nothing.
+        return self.token_vectors([i + [i[-1]] * (longest - len(i)) for i in ids])
+
+    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids, cut at the model's length; a SigLIP's padded to it, as in its training."""
+        if not texts:
+            return []
+        if self.tokenizer is None:
+            raise BadModel(
+                f"The encoder ({self._config['source']}) has no tokenizer, so that it reads pictures only. Put the "
+                f"tokenizer.json of {OPENAI_TOKENIZER} beside the weights and convert again."
+            )
+        cleaned = [CLEANERS[self.clean](text[:MAX_CHARACTERS]) for text in texts]
+        ids = [encoding.ids for encoding in self.tokenizer.encode_batch(cleaned)]
+        return ids if self.pad is None else [i + [self.pad] * (self.length - len(i)) for i in ids]
+
+    def token_vectors(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        """(n, dim) float32 for rows of token ids of one length. No mask: SigLIP was trained to see its padding."""
+        with self._precision():
+            given = torch.tensor(ids, device=self.device)
+            return _pooled(self.model.get_text_features(input_ids=given))  # type: ignore[operator]
+
+    def _patches(self, pixels: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """Pictures of several proportions as one batch: patches, filled up with zeros, and which are real."""
+        pieces, shapes = zip(*(self.framing.patch_values(picture) for picture in pixels), strict=True)
+        most = self.framing.patches or 0
+        values = torch.stack([nn.functional.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
+        mask = torch.tensor([[1] * len(piece) + [0] * (most - len(piece)) for piece in pieces])
+        given = {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
+        return {name: value.to(self.device) for name, value in given.items()}
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    def _check_shapes(self) -> None:
+        if self.framing.patches is None:
+            side = self._config["model"]["vision_config"]["image_size"]
+            if self.framing.shape != (side, side):
+                raise BadModel(
+                    f"The preprocessing of {self._config['source']} gives pictures of {self.framing.shape}; its "
+                    f"network wants {(side, side)}. Take config.json and preprocessor_config.json of the same model."
+                )
+        size, vocabulary = self._config["model"]["text_config"]["vocab_size"], self.tokenizer
+        if vocabulary is not None and vocabulary.get_vocab_size() > size:
+            raise BadModel(
+                f"The tokenizer has {vocabulary.get_vocab_size()} tokens, the network of {self._config['source']} "
+                f"{size}. Take tokenizer.json of the same model."
+            )
+
+
+# OpenAI's weights and tokenizer
+
+
+def from_openai(
+    state_dict: Mapping[str, Tensor],
+    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+    source: str = "clip_sf_large.pth",
+    device: str = "cpu",
+) -> ClipEncoder:
+    """A CLIP of OpenAI's tensor names (behind `clip_model.`, as in UniIR's files, or bare). Shapes are inferred.
+
+    tokenizer: OpenAI's, which such files do not hold: see `openai_tokenizer`. Without it, only pictures are read.
+    """
+    weights = bare_names(state_dict)
+    model_config = inferred_config(weights)
+    side = model_config["vision_config"]["image_size"]
+    framing = Framing.from_processor({"size": side, "crop_size": side}, "clip")
+    config = {
+        "kind": ClipEncoder.kind,
+        "source": source,
+        "model": model_config,
+        "pixels": framing.to_dict(),
+        "tokens": {"length": model_config["text_config"]["max_position_embeddings"], "pad": None, "clean": "openai"},
+    }
+    words = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else openai_tokenizer(tokenizer)
+    return ClipEncoder(_build(model_config, renamed(weights), source), framing, words, config, device)
+
+
+def openai_tokenizer(*places: str | os.PathLike[str]) -> Tokenizer:
+    """OpenAI's tokenizer from the first place that has it: folders, `tokenizer.json` files, or else the hub."""
+    for place in map(Path, places):
+        if place.is_file():
+            return Tokenizer.from_file(str(place))
+        if (place / "tokenizer.json").is_file() or (place / "merges.txt").is_file():
+            return _tokenizer(place, place)
+    folder = local_folder(OPENAI_TOKENIZER, ("tokenizer.json",), weights=False)
+    return _tokenizer(folder, OPENAI_TOKENIZER)
+
+
+# The parts of a folder
+
+
+def _read_json(folder: Path, file: str, name: object) -> dict[str, Any]:
+    try:
+        read: dict[str, Any] = json.loads((folder / file).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadModel(f"{name} is not whole: {file} is missing. It needs {', '.join(NEEDED)}.") from error
+    except ValueError as error:
+        raise BadModel(f"{file} of {name} is damaged ({reason(error)}). Copy it again.") from error
+    return read
+
+
+def _processor(folder: Path, name: object) -> dict[str, Any]:
+    """preprocessor_config.json, or its part of the newer processor_config.json."""
+    if not (folder / "preprocessor_config.json").is_file() and (folder / "processor_config.json").is_file():
+        both = _read_json(folder, "processor_config.json", name)
+        if isinstance(both.get("image_processor"), dict):
+            return dict(both["image_processor"])
+    return _read_json(folder, "preprocessor_config.json", name)
+
+
+def _words(folder: Path, family: str, name: object) -> tuple[Tokenizer, str | None, int | None]:
+    """Tokenizer, how texts are cleaned before it, and the token a SigLIP's texts are filled up with."""
+    tokenizer = _tokenizer(folder, name)
+    if family == "clip":
+        return tokenizer, None, None
+    stored = _read_json(folder, "tokenizer_config.json", name)
+    made_for = str(stored.get("tokenizer_class"))
+    token = stored.get("pad_token", "</s>" if made_for.startswith("SiglipT") else "<pad>")
+    pad = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else str(token))
+    if pad is None:
+        raise BadModel(f"tokenizer_config.json of {name} names a padding token, {token!r}, that tokenizer.json lacks.")
+    if "add_bos_token" in stored or "add_eos_token" in stored:  # this, not tokenizer.json, is what the library obeys
+        _set_ends(tokenizer, stored)
+    if made_for.startswith("SiglipT"):
+        return tokenizer, "words", pad
+    return tokenizer, "lower" if family == "siglip2" or "Gemma" in made_for else None, pad
+
+
+def _set_ends(tokenizer: Tokenizer, stored: dict[str, Any]) -> None:
+    """Start and end token around a text, each if the file asks for it."""
+    ends = {}
+    for end in ("bos", "eos"):
+        token = stored.get(f"{end}_token", f"<{end}>")
+        ends[end] = token["content"] if isinstance(token, dict) else str(token)
+    before, after = (ends[end] if stored.get(f"add_{end}_token") else "" for end in ("bos", "eos"))
+    tokens = [(token, tokenizer.token_to_id(token)) for token in (before, after) if token]
+    tokenizer.post_processor = TemplateProcessing(single=f"{before} $A {after}".strip(), special_tokens=tokens)
+
+
+def _tokenizer(folder: Path, name: object) -> Tokenizer:
+    try:
+        if (folder / "tokenizer.json").is_file():
+            return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+            words = _transformers().CLIPTokenizerFast(str(folder / "vocab.json"), str(folder / "merges.txt"))
+            return Tokenizer.from_str(words.backend_tokenizer.to_str())
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise BadModel(f"The tokenizer of {name} cannot be read: {reason(error)}. Copy its files again.") from error
+    raise BadModel(f"{name} is not whole: tokenizer.json is missing. Copy it into the folder.")
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise needs_extra("CLIP and SigLIP encoders need", "transformers") from error
+    return transformers
+
+
+def _build(config: dict[str, Any], weights: dict[str, Tensor], name: object) -> Any:
+    """The network from configuration and weights, without first filling it with random numbers."""
+    auto = _transformers().AutoConfig
+    described = auto.for_model(**config)
+    return _load(name, pretrained_model_name_or_path=None, config=described, state_dict=weights)
+
+
+def _load(name: object, **given: Any) -> Any:
+    """The network, every tensor of which was in the file."""
+    transformers = _transformers()
+    config = given.get("config")
+    auto = transformers.AutoModel if config is None else transformers.MODEL_MAPPING[type(config)]
+    try:
+        model, info = auto.from_pretrained(output_loading_info=True, **given)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise BadModel(f"{name} cannot be loaded: {reason(error)}.") from error
+    for what in ("missing", "unexpected", "mismatched"):
+        if names := info[f"{what}_keys"]:
+            raise BadModel(f"{name} cannot be loaded: {what} tensors {some(map(str, names))}.")
+    return model
+
+
+def _dimensions(family: str, config: Any) -> int:
+    if family == "clip":
+        return int(config.projection_dim)
+    picture, text = (
+        config.vision_config.hidden_size,
+        config.text_config.projection_size or config.text_config.hidden_size,
+    )
+    if picture != text:
+        raise BadModel(f"Image vectors of {picture} and text vectors of {text} dimensions are not of one space.")
+    return int(picture)
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """As JSON keeps it, without what changes from one version of the library to the next."""
+    kept = {key: _plain(v) if isinstance(v, dict) else v for key, v in config.items() if key not in VOLATILE}
+    out: dict[str, Any] = json.loads(json.dumps(kept))
+    return out
+
+
+# Texts as the networks were trained on them
+
+
+def _words_only(text: str) -> str:
+    """SigLIP: lower case, no punctuation."""
+    return " ".join(text.lower().translate(_NO_PUNCTUATION).split())
+
+
+def _as_openai(text: str) -> str:
+    """OpenAI's CLIP: HTML entities resolved (twice), curly quotes straight. (Repair of wrong encodings is left out.)"""
+    return html.unescape(html.unescape(text.translate(_STRAIGHT))).strip()
+
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_STRAIGHT = dict.fromkeys([0x2BC, *range(0x2018, 0x201C)], "'") | dict.fromkeys(range(0x201C, 0x2020), '"')
+CLEANERS: dict[str | None, Any] = {None: str, "lower": str.lower, "words": _words_only, "openai": _as_openai}
+
+
+# Small things
+
+
+def _batches(lengths: Sequence[int]) -> list[np.ndarray]:
+    """Rows of one length together, so that no text needs a padding that it was not given."""
+    every = np.array(lengths, dtype=np.int64)
+    batches: list[np.ndarray] = []
+    for length in np.unique(every):
+        same = np.flatnonzero(every == length)
+        batches += np.array_split(same, -(-len(same) * int(length) // TOKENS_A_BATCH))
+    return batches
+
+
+def _pooled(out: Any) -> Tensor:
+    """The vectors, which older versions of `transformers` return bare."""
+    vectors: Tensor = getattr(out, "pooler_output", out)
+    return vectors.float()
+
+
+def _numbers(vectors: Tensor) -> np.ndarray:
+    out: np.ndarray = vectors.cpu().numpy()
+    if not np.isfinite(out).all():
+        raise BadModel("The encoder gave vectors that are not numbers. Its weights may be damaged.")
+    return out

@@ -1,0 +1,180 @@
+"""A picture as a CLIP or SigLIP takes it: resized, cropped and scaled as the model's own preprocessing file says.
+
+Knows PIL and the fields of `preprocessor_config.json`; knows nothing of networks. Equal to the image processors of
+`transformers` that work with PIL, and needs neither them nor torchvision.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from genius.errors import BadModel
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+LARGEST = 16_000_000
+"""Pixels of a resized picture before it is cropped. A ribbon of one pixel by ten thousand would need far more."""
+
+# What the image processors of the three families assume where the file is silent.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "clip": {
+        "size": {"shortest_edge": 224},
+        "do_center_crop": True,
+        "crop_size": 224,
+        "image_mean": CLIP_MEAN,
+        "image_std": CLIP_STD,
+    },
+    "siglip": {"size": {"height": 224, "width": 224}, "image_mean": HALF, "image_std": HALF},
+    "siglip2": {"patch_size": 16, "max_num_patches": 256, "resample": 2, "image_mean": HALF, "image_std": HALF},
+}
+FAMILY_OF = {"CLIP": "clip", "Siglip": "siglip", "Siglip2": "siglip2"}
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How a picture becomes pixels.
+
+    shortest: length of the shorter edge after resizing, the longer in proportion; size: (height, width) after resizing,
+    whatever the proportion; crop: (height, width) cut from the middle; patches, patch: as many patches of patch x patch
+    pixels as fit, in the picture's proportion, and no crop. Values v become (v * scale - mean) / std.
+    """
+
+    shortest: int | None = None
+    size: tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
+    patches: int | None = None
+    patch: int = 16
+    resample: int = int(Image.Resampling.BICUBIC)
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    @classmethod
+    def from_processor(cls, stored: dict[str, Any], family: str) -> "Framing":
+        """From the contents of `preprocessor_config.json`. family: "clip", "siglip" or "siglip2"."""
+        name = str(stored.get("image_processor_type") or stored.get("feature_extractor_type") or "")
+        family = FAMILY_OF.get(name.removesuffix("Fast").removesuffix("ImageProcessor"), family)
+        given = DEFAULTS[family] | {key: value for key, value in stored.items() if value is not None}
+        fields: dict[str, Any] = {"resample": int(given.get("resample", Image.Resampling.BICUBIC))}
+        if family == "siglip2":
+            fields |= {"patches": int(given["max_num_patches"]), "patch": int(given["patch_size"])}
+        elif given.get("do_resize", True):
+            fields |= _resizing(given["size"], square=family == "siglip")
+        if given.get("do_center_crop", False):
+            fields["crop"] = _pair(given["crop_size"])
+        fields["scale"] = float(given.get("rescale_factor", 1 / 255)) if given.get("do_rescale", True) else 1.0
+        if given.get("do_normalize", True):
+            fields |= {"mean": _triple(given["image_mean"]), "std": _triple(given["image_std"])}
+        return cls(**fields)
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> "Framing":
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+        return cls(**fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """(height, width) that all pictures end with, or None where they differ."""
+        return self.crop or self.size
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """An RGB picture -> (height, width, 3) uint8, resized and cropped but not yet scaled."""
+        width, height = image.size
+        if self.patches is not None:
+            rows, columns = patch_grid(height, width, self.patch, self.patches)
+            return _resized(image, rows * self.patch, columns * self.patch, self.resample)
+        if self.size is not None:
+            height, width = self.size
+        elif self.shortest is not None:
+            longest = int(self.shortest * max(width, height) / min(width, height))
+            height, width = (longest, self.shortest) if width <= height else (self.shortest, longest)
+        if self.crop is None:
+            return _resized(image, height, width, self.resample)
+        if height * width > LARGEST:
+            return _resized_middle(image, height, width, self.crop, self.resample)
+        return _cropped(_resized(image, height, width, self.resample), *self.crop)
+
+    def values(self, pixels: Tensor) -> Tensor:
+        """(..., 3) uint8 -> the same shape in float32, scaled and normalised."""
+        mean, std = (torch.tensor(given, device=pixels.device) for given in (self.mean, self.std))
+        return (pixels.float() * self.scale - mean) / std
+
+    def patch_values(self, pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
+        """One picture as (patches in it, patch * patch * 3) float32, and its rows and columns of patches."""
+        side = self.patch
+        rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+        values = self.values(torch.from_numpy(pixels)).view(rows, side, columns, side, 3)
+        return values.transpose(1, 2).reshape(rows * columns, side * side * 3), (rows, columns)
+
+
+def patch_grid(height: int, width: int, patch: int, most: int) -> tuple[int, int]:
+    """Rows and columns of the largest grid of patches of about the picture's proportion; `most` patches at most.
+
+    The scale is found by bisection between the bounds, and to the precision, that the published preprocessing uses:
+    the exact optimum would now and then be one row more.
+    """
+
+    def grid(scale: float) -> tuple[int, int]:
+        return max(1, math.ceil(height * scale / patch)), max(1, math.ceil(width * scale / patch))
+
+    low, high = 1e-6, 100.0
+    while high - low >= 1e-5:
+        middle = (low + high) / 2
+        rows, columns = grid(middle)
+        low, high = (middle, high) if rows * columns <= most else (low, middle)
+    return grid(low)
+
+
+def _resized(image: Image.Image, height: int, width: int, resample: int) -> np.ndarray:
+    return np.array(image.resize((width, height), Image.Resampling(resample)))
+
+
+def _cropped(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The middle, with black around it where the picture is smaller."""
+    above, left = pixels.shape[0] - height, pixels.shape[1] - width
+    if above < 0 or left < 0:
+        edges = [(-(gap // 2), -gap + gap // 2) if gap < 0 else (0, 0) for gap in (above, left)]
+        pixels = np.pad(pixels, [*edges, (0, 0)])
+        above, left = max(above, 0), max(left, 0)
+    return pixels[above // 2 : above // 2 + height, left // 2 : left // 2 + width]
+
+
+def _resized_middle(image: Image.Image, height: int, width: int, crop: tuple[int, int], resample: int) -> np.ndarray:
+    """Resizing and cropping in one, for pictures that would be huge in between; edges may differ by a rounding."""
+    rows, columns = min(crop[0], height), min(crop[1], width)
+    top, left = (height - rows) // 2 * image.height / height, (width - columns) // 2 * image.width / width
+    bottom, right = top + rows * image.height / height, left + columns * image.width / width
+    box = (left, top, min(right, image.width), min(bottom, image.height))
+    return _cropped(np.array(image.resize((columns, rows), Image.Resampling(resample), box=box)), *crop)
+
+
+def _resizing(size: Any, square: bool) -> dict[str, Any]:
+    if isinstance(size, int | float):
+        return {"size": (int(size), int(size))} if square else {"shortest": int(size)}
+    if set(size) == {"shortest_edge"}:
+        return {"shortest": int(size["shortest_edge"])}
+    return {"size": _pair(size)}
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    if isinstance(size, int | float):
+        return int(size), int(size)
+    if not isinstance(size, dict) or not {"height", "width"} <= set(size):
+        raise BadModel(f"The model's preprocessor_config.json has a picture size that is not understood: {size!r}.")
+    return int(size["height"]), int(size["width"])
+
+
+def _triple(values: float | Sequence[float]) -> tuple[float, ...]:
+    if isinstance(values, int | float):
+        return (float(values),) * 3
+    return tuple(float(value) for value in values)

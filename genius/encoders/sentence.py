@@ -1,0 +1,127 @@
+"""A sentence-transformers model as a text encoder. Knows texts only; pictures are refused.
+
+The model's files become part of ours: its weights as tensors, its other files (tokenizer, pooling, ...) as bytes.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from genius.encoders import Prepared, Vectors
+from genius.encoders.places import local_folder, needs_extra, reason
+from genius.errors import BadImage, BadModel
+from genius.progress import show_progress
+
+NEEDED = ("modules.json", "config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json")
+BATCH = 64
+BLOCK = 1024  # texts between two steps of the progress bar; within a block the library sorts by length
+LEFT_OUT = ("README.md",)
+FILE, WEIGHT = "file/", "weight/"  # how names in the state begin: file/<path>, weight/<path>/<tensor>
+
+
+class SentenceEncoder:
+    """Text vectors as the library gives them; normalised only where the model itself ends so."""
+
+    kind = "sentence"
+
+    def __init__(self, model: Any, source: str, files: dict[str, Tensor] | None = None) -> None:
+        """files: everything but weights, as `state` gave it; the library writes some otherwise the second time."""
+        self.model = model.eval().requires_grad_(False)
+        self.source = source
+        self._files = files or {}
+        self._files = self._files or {name: value for name, value in self.state().items() if name.startswith(FILE)}
+        self.dim = len(self._encode(["a"])[0])
+
+    @classmethod
+    def from_hub(cls, name: str | os.PathLike[str], device: str = "cpu") -> "SentenceEncoder":
+        """The model in a folder, or the hub's model `owner/name`."""
+        folder = local_folder(name, NEEDED)
+        if not (folder / "modules.json").is_file():
+            raise BadModel(f"{name} is no sentence-transformers model: modules.json is missing.")
+        return cls(_open(folder, str(name), device), str(name) if folder != Path(name) else folder.resolve().name)
+
+    @classmethod
+    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "SentenceEncoder":
+        with tempfile.TemporaryDirectory() as folder:
+            _unpack(state, Path(folder))
+            files = {name: value for name, value in state.items() if name.startswith(FILE)}
+            return cls(_open(Path(folder), config["source"], device), config["source"], files)
+
+    def config(self) -> dict[str, Any]:
+        return {"kind": self.kind, "source": self.source}
+
+    def state(self) -> dict[str, Tensor]:
+        with tempfile.TemporaryDirectory() as folder:
+            self.model.save(folder, create_model_card=False)
+            return {name: self._files.get(name, value) for name, value in _pack(Path(folder))}
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        raise BadImage(f"The model's encoder ({self.source}) reads texts only. Use a model with a CLIP for pictures.")
+
+    @torch.inference_mode()
+    def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+        if any(given.pixels is not None for given in inputs):
+            raise BadModel(f"The model's encoder ({self.source}) reads texts only, but was given a picture.")
+        text = np.zeros((len(inputs), self.dim), dtype=np.float32)
+        rows = [i for i, given in enumerate(inputs) if given.text]
+        with show_progress("encoding", len(rows), progress) as advance:
+            for start in range(0, len(rows), BLOCK):
+                block = rows[start : start + BLOCK]
+                text[block] = self._encode([inputs[i].text for i in block])
+                advance(len(block))
+        return Vectors(np.zeros_like(text), text)
+
+    def _encode(self, texts: list[str]) -> np.ndarray:
+        out: np.ndarray = self.model.encode(texts, batch_size=BATCH, show_progress_bar=False, convert_to_numpy=True)
+        return out.astype(np.float32)
+
+
+def _open(folder: Path, name: str, device: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise needs_extra("Text encoders of sentence-transformers need", "sentence-transformers") from error
+    try:
+        return SentenceTransformer(str(folder), device=device, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise BadModel(f"{name} cannot be loaded as a sentence-transformers model: {reason(error)}.") from error
+
+
+def _pack(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every file of a saved model: weights tensor by tensor, the rest as bytes."""
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix == ".safetensors":
+            yield from ((f"{WEIGHT}{name}/{tensor}", value) for tensor, value in sorted(load_file(path).items()))
+        elif name not in LEFT_OUT:
+            yield f"{FILE}{name}", torch.from_numpy(np.frombuffer(path.read_bytes(), np.uint8).copy())
+
+
+def _unpack(state: dict[str, Tensor], folder: Path) -> None:
+    """Writes what `_pack` read; a path that leads out of the folder is refused."""
+    weights: dict[str, dict[str, Tensor]] = {}
+    for name, value in state.items():
+        if name.startswith(FILE):
+            _inside(folder, name.removeprefix(FILE)).write_bytes(value.numpy().tobytes())
+        else:
+            path, tensor = name.removeprefix(WEIGHT).rsplit("/", 1)
+            weights.setdefault(path, {})[tensor] = value.contiguous()
+    for path, tensors in weights.items():
+        save_file(tensors, _inside(folder, path), metadata={"format": "pt"})
+
+
+def _inside(folder: Path, name: str) -> Path:
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise BadModel(f"The model names a file outside its folder: {name}.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

@@ -1,0 +1,364 @@
+"""Snapshot: one version of an index's items, and what of it is held in memory.
+
+Reads what it is asked for when it is first asked, and hands on to the next version what stays the same, so that a small
+change costs little. Rows are searched under numbers that stay (see Searcher); row ids are Lance's, and stay as well.
+Knows nothing of writing, of locks, or of when to look for a newer version.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from genius.conditions import check_condition, unusable
+from genius.errors import BadIndex
+from genius.model import Genius
+from genius.searcher import Found, Growing, Part, Searcher
+from genius.storage import (
+    ITEM_COLUMNS,
+    OPEN_COLUMNS,
+    Header,
+    code_columns,
+    has_id,
+    metadata_fields,
+    take,
+    to_codes,
+    to_matrix,
+)
+
+PARTS = 8  # filters whose items are remembered
+MANY = 4096  # rows from which on it is quicker to read a whole column than to pick rows
+
+
+class Names:
+    """Where the ids of an index are: for a hash of each, in order, the row id.
+
+    Rows that are deleted stay in it: who finds a row here has to look whether it is there and has the very id.
+    """
+
+    def __init__(self, hashes: np.ndarray, row_ids: np.ndarray, last: int) -> None:
+        self._hashes, self._row_ids = hashes, row_ids
+        self.last = last  # the highest row id seen
+
+    @classmethod
+    def of(cls, batches: Iterable[tuple[pa.Array, np.ndarray]], size: int) -> "Names":
+        hashes, row_ids = np.empty(size, np.int64), np.empty(size, np.int64)
+        start = 0
+        for ids, rows in batches:
+            end = start + len(ids)
+            hashes[start:end], row_ids[start:end] = _hashes(ids.to_pylist()), rows
+            start = end
+        order = np.argsort(hashes, kind="stable")
+        return cls(hashes[order], row_ids[order], int(row_ids.max(initial=-1)))
+
+    def insert(self, ids: Sequence[str], row_ids: np.ndarray) -> "Names":
+        if not len(row_ids):
+            return self
+        hashes = _hashes(ids)
+        order = np.argsort(hashes, kind="stable")
+        places = np.searchsorted(self._hashes, hashes[order])
+        return Names(
+            np.insert(self._hashes, places, hashes[order]),
+            np.insert(self._row_ids, places, row_ids[order]),
+            max(self.last, int(row_ids.max())),
+        )
+
+    def candidates(self, ids: Sequence[str]) -> np.ndarray:
+        """The row ids that these ids may have, in no order."""
+        hashes = np.unique(_hashes(ids))
+        lo, hi = (np.searchsorted(self._hashes, hashes, side) for side in ("left", "right"))
+        return np.concatenate([self._row_ids[a:b] for a, b in zip(lo, hi, strict=True) if b > a] or [_NONE])
+
+
+class Searched(NamedTuple):
+    """What is searched, and the row id of each of its rows, ascending."""
+
+    searcher: Searcher
+    row_ids: np.ndarray
+
+
+class Unreadable(BadIndex):
+    """Files of a version are damaged, or another process has removed them."""
+
+    def __init__(self, dataset: lance.LanceDataset, error: Exception) -> None:
+        super().__init__(
+            f"Version {dataset.version} of {Path(dataset.uri).parent} cannot be read ({error}). `genius index verify` "
+            "says what is damaged, `genius index versions` which versions are left."
+        )
+
+
+@contextmanager
+def reading(dataset: lance.LanceDataset) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise Unreadable(dataset, error) from error
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _hashes(ids: Sequence[str]) -> np.ndarray:
+    return np.fromiter(map(hash, ids), np.int64, len(ids))
+
+
+class Snapshot:
+    """model: the one that made the items; None: to be loaded when it is needed."""
+
+    def __init__(self, dataset: lance.LanceDataset, model: Genius | None) -> None:
+        self.dataset = dataset
+        self.header = Header.of(dataset)
+        self._model = model
+        self._searched: Searched | None = None
+        self._names: Names | None = None
+        self._parts: dict[tuple[str | None, frozenset[str] | None], Part] = {}  # the latest last
+        self._reading = threading.RLock()
+
+    def __len__(self) -> int:
+        return self.dataset.count_rows()
+
+    @property
+    def folder(self) -> Path:
+        """Of the index."""
+        return Path(self.dataset.uri).parent
+
+    @property
+    def version(self) -> int:
+        return self.dataset.version
+
+    @property
+    def model(self) -> Genius:
+        with self._reading:
+            if self._model is None:
+                if self.header.model is None:
+                    raise BadIndex(
+                        f"{self.folder} was made with a model that was not saved. Open it with Index.open(path, model)."
+                    )
+                model = Genius.from_pretrained(self.header.model)
+                check_model(self.folder, self.header, model)
+                self._model = model
+            return self._model
+
+    # From one version to the next
+
+    def after(self, dataset: lance.LanceDataset, gone: np.ndarray | None = None) -> "Snapshot":
+        """A later version. gone: the row ids that this one has and the later one has not, where they are known."""
+        header = Header.of(dataset)
+        if header != self.header:  # encoded anew: all is different
+            same = header.fingerprint == self.header.fingerprint
+            later = Snapshot(dataset, self._model if same else None)
+            if self._model is not None:
+                _ = later.model  # who could search before must be able to, or hear why not, before anything changes
+            return later
+        later = Snapshot(dataset, self._model)
+        with self._reading:
+            searched, names = self._searched, self._names
+        if searched is None and names is None:
+            return later
+        known = {fragment.fragment_id for fragment in self.dataset.get_fragments()}
+        new = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id not in known]
+        with reading(dataset):
+            if names is not None:
+                for batch in _newer(dataset, new, ["id"], names.last):
+                    names = names.insert(batch["id"].to_pylist(), batch["_rowid"].to_numpy().astype(np.int64))
+            if searched is not None:
+                searched = _changed(searched, dataset, header, new, gone)
+        later._searched, later._names = searched, names
+        return later
+
+    # What is searched
+
+    @property
+    def searched(self) -> Searched:
+        if self._searched is None:
+            with self._reading:
+                if self._searched is None:
+                    model = self.model
+                    with reading(self.dataset):
+                        self._searched = _read_all(self.dataset, self.header, model)
+        return self._searched
+
+    def hits(self, found: Found) -> dict[int, dict[str, Any]]:
+        """The records behind the rows that were found, by row."""
+        rows = np.unique(found.rows[found.rows >= 0])
+        columns, row_ids = [*ITEM_COLUMNS, *code_columns(self.header)], self.searched.row_ids[rows]
+        with reading(self.dataset):
+            return dict(zip(rows.tolist(), take(self.dataset, row_ids, columns), strict=True))
+
+    def names(self, rows: np.ndarray) -> list[str]:
+        """The ids of rows that were found."""
+        row_ids = self.searched.row_ids[rows]
+        with reading(self.dataset):
+            return [record["id"] for record in take(self.dataset, row_ids, ["id"])]
+
+    def part(self, where: str | None, ids: Collection[str] | None) -> Part | None:
+        """The rows that a filter leaves; None for no filter. The last few are remembered."""
+        if where is None and ids is None:
+            return None
+        key = where, None if ids is None else frozenset(ids)
+        part = self._parts.get(key)
+        if part is None:
+            searched = self.searched
+            part = searched.searcher.part(np.searchsorted(searched.row_ids, self.row_ids(*key)))
+        with self._reading:
+            self._parts.pop(key, None)
+            self._parts[key] = part
+            while len(self._parts) > PARTS:
+                del self._parts[next(iter(self._parts))]
+        return part
+
+    # Rows
+
+    def row_ids(self, where: str | None, ids: frozenset[str] | None = None) -> np.ndarray:
+        """Of the rows that satisfy a condition and have one of the ids."""
+        chosen = None if ids is None else self.row_ids_of(list(ids))
+        if where is None:
+            return _NONE if chosen is None else chosen
+        table = self.evaluate(where, lambda: self.dataset.to_table(columns=[], filter=where, with_row_id=True))
+        satisfying = table["_rowid"].to_numpy().astype(np.int64)
+        return satisfying if chosen is None else np.intersect1d(satisfying, chosen, assume_unique=True)
+
+    def evaluate(self, where: str, read: Callable[[], Any]) -> Any:
+        """What `read` gives; it hands the condition to Lance."""
+        check_condition(where, set(self.header.schema().names).difference(OPEN_COLUMNS))
+        try:
+            return read()
+        except OSError as error:
+            raise Unreadable(self.dataset, error) from error
+        except ValueError as error:
+            if "Not found" in str(error):  # a file, not a field
+                raise Unreadable(self.dataset, error) from error
+            raise unusable(where, error, self.fields) from error
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What conditions can name, and what each is."""
+        return dict.fromkeys(OPEN_COLUMNS, "text") | metadata_fields(self.dataset, self.header)
+
+    def find(self, ids: Sequence[str]) -> dict[str, list[int]]:
+        """Those of the ids that are there, and the row id of each; several, if other programs wrote to the index.
+
+        The first call reads all ids.
+        """
+        with self._reading, reading(self.dataset):
+            if self._names is None:
+                batches = self.dataset.scanner(columns=["id"], with_row_id=True).to_batches()
+                self._names = Names.of(((batch["id"], batch["_rowid"].to_numpy()) for batch in batches), len(self))
+            names = self._names
+        candidates = names.candidates(ids)
+        if not len(candidates):
+            return {}
+        which = f"_rowid IN ({', '.join(map(str, candidates.tolist()))})" if len(candidates) < MANY else has_id(ids)
+        with reading(self.dataset):
+            table = self.dataset.to_table(columns=["id"], filter=which, with_row_id=True)
+        wanted = set(ids)
+        found: dict[str, list[int]] = {}
+        for id, row_id in zip(table["id"].to_pylist(), table["_rowid"].to_pylist(), strict=True):
+            if id in wanted:
+                found.setdefault(id, []).append(row_id)
+        return found
+
+    def row_ids_of(self, ids: Sequence[str]) -> np.ndarray:
+        """The row ids of all rows that have one of these ids, ascending."""
+        return np.array(sorted(itertools.chain.from_iterable(self.find(ids).values())), np.int64)
+
+    def records(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """These columns of the rows that have these ids, by id."""
+        columns = list(dict.fromkeys(["id", *columns]))
+        with reading(self.dataset):
+            if self._names is None and len(ids) < MANY:
+                rows = self.dataset.to_table(columns=columns, filter=has_id(ids)).to_pylist()
+            else:
+                rows = take(self.dataset, self.row_ids_of(ids), columns)
+        return {row["id"]: row for row in rows}
+
+    def codes(self) -> np.ndarray:
+        """(n, levels) of all rows, in order."""
+        with reading(self.dataset):
+            return to_codes(self.dataset.to_table(columns=code_columns(self.header)), self.header)
+
+
+def scan(dataset: lance.LanceDataset, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
+    """Columns of all rows in their order, and the row ids, so many rows at a time."""
+    scanner = dataset.scanner(columns=list(columns), batch_size=size, with_row_id=True, scan_in_order=True)
+    with reading(dataset):
+        batches = iter(scanner.to_batches())
+    while True:
+        with reading(dataset):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def check_model(path: Path, header: Header, model: Genius) -> None:
+    if model.fingerprint != header.fingerprint:
+        theirs, ours = header.model or "an unsaved model", model.source or "an unsaved model"
+        raise BadIndex(
+            f"{path} was made with {theirs} (fingerprint {header.fingerprint}), which is not {ours} "
+            f"(fingerprint {model.fingerprint}). Open it with the model it was made with, or encode it anew with "
+            "`genius index reindex`."
+        )
+
+
+def _read_all(dataset: lance.LanceDataset, header: Header, model: Genius) -> Searched:
+    size, columns = dataset.count_rows(), code_columns(header)
+    codes, row_ids = np.empty((size, len(columns)), np.uint16), np.empty(size, np.int64)
+    embeddings = Growing.of_size(size, header.dim, np.dtype(np.float16)) if header.embeddings else None
+    start = 0
+    read = [*columns, "embedding"] if header.embeddings else columns
+    for batch in dataset.scanner(columns=read, with_row_id=True, scan_in_order=True).to_batches():
+        end = start + len(batch)
+        codes[start:end], row_ids[start:end] = to_codes(batch, header), batch["_rowid"].to_numpy()
+        if embeddings is not None:
+            embeddings.first(end)[start:end] = to_matrix(batch["embedding"])
+        start = end
+    if start < size or (np.diff(row_ids) <= 0).any():
+        raise BadIndex(f"{dataset.uri} was changed by another program. Encode it anew with `genius index reindex`.")
+    return Searched(Searcher(model, codes, embeddings), row_ids)
+
+
+def _newer(
+    dataset: lance.LanceDataset, fragments: list[Any], columns: Sequence[str], last: int
+) -> Iterator[pa.RecordBatch]:
+    """Rows of these fragments that were added after the row with the id `last`; others were only moved there."""
+    if fragments:
+        scanner = dataset.scanner(
+            columns=list(columns),
+            filter=f"_rowid >= {last + 1}",
+            fragments=fragments,
+            with_row_id=True,
+            scan_in_order=True,
+        )
+        yield from scanner.to_batches()
+
+
+def _changed(
+    searched: Searched, dataset: lance.LanceDataset, header: Header, new: list[Any], gone: np.ndarray | None
+) -> Searched:
+    """In step with a later version."""
+    searcher, row_ids = searched
+    last = int(row_ids[-1]) if len(row_ids) else -1
+    size = len(searcher)
+    read = [*code_columns(header), "embedding"] if header.embeddings else code_columns(header)
+    batches = list(_newer(dataset, new, read, last))
+    added = pa.Table.from_batches(batches) if batches else None
+    if gone is None and size + (0 if added is None else len(added)) != dataset.count_rows():
+        now = dataset.to_table(columns=[], with_row_id=True)["_rowid"].to_numpy().astype(np.int64)
+        there = np.zeros(len(row_ids), bool)
+        there[searcher.trie.order] = True
+        there &= ~np.isin(row_ids, now, assume_unique=True)
+        gone = row_ids[there]
+    if gone is not None and len(gone):
+        searcher = searcher.remove(np.searchsorted(row_ids, gone))
+    if added is not None and len(added):
+        codes = to_codes(added, header)
+        searcher = searcher.insert(codes, to_matrix(added["embedding"]) if header.embeddings else None)
+        row_ids = np.concatenate([row_ids, added["_rowid"].to_numpy().astype(np.int64)])
+    return Searched(searcher, row_ids)
