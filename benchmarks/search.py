@@ -52,7 +52,7 @@ from genius.trie import Trie
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000,100000"
 BEAM, K, BUDGET = 50, 10, 1000
 PEERS = ("flat", "hnsw", "ivfpq")
-LONGEST_BUILD = 900.0  # seconds
+LONGEST_BUILD = 900.0  # seconds, unless told
 PROBE = 10_000  # items of the graph that tells how long a larger one takes, if none is known
 TURN = 0.3  # seconds a method has the machine for, or one run if that takes longer
 FEW = 20  # queries from which on Faiss uses matrix products, unless told
@@ -79,6 +79,7 @@ class Settings:
     batches: list[int]
     effort: Effort
     vectors: Path
+    longest_build: float = LONGEST_BUILD
 
 
 def main() -> None:
@@ -90,6 +91,9 @@ def main() -> None:
     parser.add_argument("--batches", default="1,32", help="numbers of queries searched at once")
     parser.add_argument("--vectors", type=Path, help="a run of `genius evaluate`, which lends its vectors to mini")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SIZES} items, few repeats")
+    parser.add_argument(
+        "--longest-build", type=float, default=LONGEST_BUILD, help="seconds that a graph of HNSW may take to build"
+    )
     parser.add_argument("--page", type=Path, help="measure nothing; write OUT/search.json into this page")
     arguments = parser.parse_args()
     console = Console()
@@ -100,7 +104,8 @@ def main() -> None:
             sizes = scale.parse_sizes(arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES))
             threads, batches = (numbers(getattr(arguments, name), name) for name in ("threads", "batches"))
             effort = QUICK if arguments.quick else FULL
-            settings = Settings(sizes, threads, batches, effort, arguments.vectors or arguments.out)
+            vectors = arguments.vectors or arguments.out
+            settings = Settings(sizes, threads, batches, effort, vectors, arguments.longest_build)
             measure(figures, chosen_decoders(arguments.decoders), settings, console)
         finish(figures, arguments.page, console)
     except GeniusError as error:
@@ -395,7 +400,9 @@ class MiniComparison(Comparison):
         return mini_material(self.settings.vectors, size, queries, self.progress)
 
     def methods(self, size: int, batch: int) -> list[tuple[str, str]]:
-        peers = [(peer, "") for peer in PEERS if peer != "hnsw" or self.hnsw_seconds(size) < LONGEST_BUILD]
+        peers = [
+            (peer, "") for peer in PEERS if peer != "hnsw" or self.hnsw_seconds(size) < self.settings.longest_build
+        ]
         return [*super().methods(size, batch), *peers, *([("encode", "")] if batch == 1 else [])]
 
     def hnsw_seconds(self, size: int) -> float:
@@ -417,7 +424,7 @@ class MiniComparison(Comparison):
         if "hnsw" in missing and self.hnsw_seconds(size) == 0.0 and size > PROBE:
             self.probed = {PROBE: self.build("hnsw", PROBE).build_seconds}
         seconds = self.hnsw_seconds(size)
-        if seconds >= LONGEST_BUILD:
+        if seconds >= self.settings.longest_build:
             self.figures.skipped[f"HNSW of {size:,} items"] = f"it would take about {seconds / 60:.0f} minutes to build"
         named = {method for method, _ in self.methods(size, 1)}
         self.peers = {name: self.build(name, size) for name in PEERS if name in named & (missing | {"flat"})}

@@ -29,7 +29,6 @@ from genius.storage import (
     ITEMS,
     CompactReport,
     Header,
-    code_columns,
     create_dataset,
     metadata_fields,
     open_dataset,
@@ -106,10 +105,7 @@ class Index:
         store_images: keep a copy of each picture file. Pictures given as bytes or PIL images are always kept.
         """
         folder = Path(path)
-        if folder.exists() and not _may_be_filled(folder):
-            raise BadIndex(
-                f"{folder} exists already and is not empty. Open it with Index.open, or choose another folder."
-            )
+        _check_free(folder)
         if max(model.sizes) > 1 << 16:
             raise BadIndex(
                 f"The model has levels of {max(model.sizes)} codes; an index holds at most {1 << 16} a level."
@@ -117,10 +113,15 @@ class Index:
         header = Header(_source(model), model.fingerprint, tuple(model.sizes), model.dim, embeddings, store_images)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(folder / ITEMS, ignore_errors=True)
-            dataset = create_dataset(folder, header)
+            with collection.FileLock(folder / collection.LOCK):
+                _check_free(folder)  # another process may have come first
+                shutil.rmtree(folder / ITEMS, ignore_errors=True)
+                try:
+                    dataset = create_dataset(folder, header)
+                except OSError:
+                    shutil.rmtree(folder / ITEMS, ignore_errors=True)
+                    raise
         except OSError as error:
-            shutil.rmtree(folder / ITEMS, ignore_errors=True)
             raise BadIndex(f"{folder} cannot be created ({error}). Check the path and its permissions.") from error
         return cls(collection.Collection(folder, Snapshot(dataset, model)))
 
@@ -323,6 +324,7 @@ class Index:
         budget: int = 1000,
         ids: Collection[str] | None = None,
         where: str | None = None,
+        blend: float = 0.0,
     ) -> list[Hit]: ...
 
     @overload
@@ -335,6 +337,7 @@ class Index:
         budget: int = 1000,
         ids: Collection[str] | None = None,
         where: str | None = None,
+        blend: float = 0.0,
     ) -> list[list[Hit]]: ...
 
     def search(
@@ -346,11 +349,12 @@ class Index:
         budget: int = 1000,
         ids: Collection[str] | None = None,
         where: str | None = None,
+        blend: float = 0.0,
     ) -> list[Hit] | list[list[Hit]]:
         """The k best items for a query, best first; for a list of queries, a list of such lists.
 
-        mode: "generate", "rerank" or "fast"; beam and budget: see `Searcher.search`. A query with a target gets only
-        items of that kind.
+        mode: "generate", "rerank" or "fast"; beam, budget and blend: see `Searcher.search`. A query with a target gets
+        only items of that kind.
         ids: only items with one of these ids.
         where: only items that satisfy this condition: SQL as Lance reads it, over `id`, `text`, `modality` ("image",
           "text" or "image,text"), the metadata fields, and `metadata`, all of them as JSON. Names that are no plain
@@ -362,7 +366,7 @@ class Index:
         for asked in queries:
             if not isinstance(asked, Query):
                 raise GeniusError(f"search takes a Query or a list of them, not {asked!r}. Write Query(text=...).")
-        check_search(k, mode, beam, budget)
+        check_search(k, mode, beam, budget, blend)
         _check_ids(ids)
 
         def read(snapshot: Snapshot) -> list[list[Hit]]:
@@ -372,7 +376,7 @@ class Index:
             vectors = snapshot.model.encode_queries(queries)
             fused, embedding = snapshot.model.fuse(vectors), vectors.embedding()
             wanted = [asked.wanted for asked in queries]
-            found = snapshot.searched.searcher.search(fused, embedding, wanted, k, mode, beam, budget, among)
+            found = snapshot.searched.searcher.search(fused, embedding, wanted, k, mode, beam, budget, among, blend)
             return _hits(found, snapshot)
 
         hits = self._collection.read(read)
@@ -388,6 +392,7 @@ class Index:
         budget: int = 1000,
         ids: Collection[str] | None = None,
         where: str | None = None,
+        blend: float = 0.0,
     ) -> Found:
         """Like `search`, for encoded queries: rows, which `ids` names, and their scores.
 
@@ -398,7 +403,7 @@ class Index:
         def read(snapshot: Snapshot) -> Found:
             fused, embedding = snapshot.model.fuse(vectors), vectors.embedding()
             among = snapshot.part(where, ids)
-            return snapshot.searched.searcher.search(fused, embedding, wanted, k, mode, beam, budget, among)
+            return snapshot.searched.searcher.search(fused, embedding, wanted, k, mode, beam, budget, among, blend)
 
         return self._collection.read(read)
 
@@ -449,13 +454,17 @@ class Index:
         return export(self, path, format, copy_images, progress)
 
 
-def _may_be_filled(folder: Path) -> bool:
-    """Whether the folder is empty but for what a creation that was broken off has left."""
-    if not folder.is_dir():
-        return False
-    names = {entry.name for entry in folder.iterdir()}
+def _check_free(folder: Path) -> None:
+    """Refuses a folder that has anything in it but what a creation that was broken off has left."""
+    if not folder.exists():
+        return
     manifests = folder / ITEMS / "_versions"
-    return names <= {ITEMS} and not (manifests.is_dir() and any(manifests.glob("*.manifest")))
+    if (
+        not folder.is_dir()
+        or any(entry.name not in (ITEMS, collection.LOCK) for entry in folder.iterdir())
+        or (manifests.is_dir() and any(manifests.glob("*.manifest")))
+    ):
+        raise BadIndex(f"{folder} exists already and is not empty. Open it with Index.open, or choose another folder.")
 
 
 def _source(model: Genius) -> str | None:
@@ -472,11 +481,14 @@ def _hits(found: Found, snapshot: Snapshot) -> list[list[Hit]]:
     """The items behind the rows, read in one go."""
     records = snapshot.hits(found)
     return [
-        [_hit(records[int(row)], float(score), snapshot.header) for row, score in zip(*both, strict=True) if row >= 0]
-        for both in zip(found.rows, found.scores, strict=True)
+        [
+            _hit(records[row], score, codes)
+            for row, score, codes in zip(*(values.tolist() for values in answers), strict=True)
+            if row >= 0
+        ]
+        for answers in zip(*found, strict=True)
     ]
 
 
-def _hit(record: dict[str, Any], score: float, header: Header) -> Hit:
-    codes = tuple(record[name] for name in code_columns(header))
-    return Hit(record["id"], score, Modality.parse(record["modality"]), codes, row_to_item(record))
+def _hit(record: dict[str, Any], score: float, codes: list[int]) -> Hit:
+    return Hit(record["id"], score, Modality.parse(record["modality"]), tuple(codes), row_to_item(record))

@@ -239,12 +239,16 @@ def published_names(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
 def _encoder(file: Path | None, dim: int, tell: Callable[[str], None]) -> Encoder:
     if file is None:
         return load_encoder({"kind": "ready", "dim": dim}, {})
-    from genius.encoders.clip import from_openai
+    from genius.encoders.clip import OPENAI_TOKENIZER, from_openai, openai_tokenizer
 
     tell(f"Reading {file}")
-    tensors = read_checkpoint(file)
-    named = {name.removeprefix("clip_model."): value for name, value in tensors.items()}
-    encoder: Encoder = from_openai(named)
+    try:
+        tokenizer = openai_tokenizer(file.parent)
+    except BadModel as error:
+        raise BadModel(
+            f"{file} has no tokenizer with it. Put the file tokenizer.json of {OPENAI_TOKENIZER} into its folder."
+        ) from error
+    encoder: Encoder = from_openai(read_checkpoint(file), tokenizer, file.name)
     if encoder.dim != dim:
         raise BadModel(f"{file} gives vectors of {encoder.dim} numbers, but the quantizer works on {dim}.")
     return encoder

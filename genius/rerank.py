@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 
-def by_embedding(query: ArrayLike, vectors: ArrayLike, rows: Ints | None = None) -> Floats:
+def by_embedding(query: ArrayLike, vectors: ArrayLike, rows: NDArray[np.integer] | None = None) -> Floats:
     """query: (d,), vectors: (n, d) -> (n,) inner products: cosines, if all of them are L2-normalised.
 
     rows: (m,) which of the vectors to score, (m,) inner products; all, if not given.

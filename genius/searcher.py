@@ -22,24 +22,20 @@ MODES = ("generate", "rerank", "fast")
 
 
 class Found(NamedTuple):
-    """The answers to q queries, best first. rows: (q, k) int64, -1 where there are fewer; scores: (q, k) float32."""
+    """The answers to q queries, best first.
+
+    rows: (q, k) int64, -1 where there are fewer; scores: (q, k) float32; codes: (q, k, levels) uint16, their IDs.
+    """
 
     rows: np.ndarray
     scores: np.ndarray
+    codes: np.ndarray
 
 
 class Part(NamedTuple):
     """Some rows of a searcher, to search among: made by `Searcher.part`."""
 
     trie: Trie
-
-    def under(self, beams: Beams) -> np.ndarray:
-        """The searcher's rows under the beams, beam after beam."""
-        return self.trie.leaves(beams.lo, beams.hi)
-
-    def ids_under(self, beams: Beams) -> np.ndarray:
-        """The IDs of these rows, (n, levels)."""
-        return self.trie.ids(concatenate_ranges(beams.lo, beams.hi)[1])
 
 
 class Growing:
@@ -167,9 +163,10 @@ class Searcher:
             raise GeniusError(f"The vector of query {bad[0]} holds values that are not numbers (NaN). Check the query.")
         rows = np.full((len(fused), k), -1, np.int64)
         scores = np.full((len(fused), k), -np.inf, np.float32)
+        codes = np.zeros((len(fused), k, self.trie.levels), np.uint16)
         part = Part(self.trie) if among is None else among
         if not len(part.trie):
-            return Found(rows, scores)
+            return Found(rows, scores, codes)
         beams = beam_search(
             self.model.engine,
             part.trie,
@@ -182,30 +179,34 @@ class Searcher:
         )
         for query, found in enumerate(beams):
             if mode == "generate":
-                best, score = self._in_order(part, found, k)
+                at, score = self._in_order(found, k)
             else:
-                best, score = self._reranked(part, found, fused[query], embedding[query], k, blend)
-            rows[query, : len(best)], scores[query, : len(best)] = best, score
-        return Found(rows, scores)
+                at, score = self._reranked(part.trie, found, fused[query], embedding[query], k, blend)
+            rows[query, : len(at)], scores[query, : len(at)] = part.trie.order[at], score
+            codes[query, : len(at)] = part.trie.ids(at)
+        return Found(rows, scores, codes)
 
-    def _in_order(self, part: Part, beams: Beams, k: int) -> tuple[np.ndarray, np.ndarray]:
+    # What is under the beams of one query: positions in the trie, best first, and their scores
+
+    def _in_order(self, beams: Beams, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The items of each beam in turn, with the beam's log-probability: items that share an ID share a score."""
-        return part.under(beams)[:k], np.repeat(beams.logprob, beams.hi - beams.lo)[:k]
+        of, at = concatenate_ranges(beams.lo, beams.hi)
+        return at[:k], beams.logprob[of[:k]]
 
     def _reranked(
-        self, part: Part, beams: Beams, fused: np.ndarray, embedding: np.ndarray, k: int, blend: float
+        self, trie: Trie, beams: Beams, fused: np.ndarray, embedding: np.ndarray, k: int, blend: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        rows = part.under(beams)
-        order = np.argsort(rows)  # so that ties go to the lower row
-        rows = rows[order]
+        of, at = concatenate_ranges(beams.lo, beams.hi)
+        order = np.argsort(trie.order[at])  # so that ties go to the lower row
+        of, at = of[order], at[order]
         if self.embeddings is not None:
-            scores = by_embedding(embedding, self.embeddings, rows)
+            scores = by_embedding(embedding, self.embeddings, trie.order[at])
         else:
-            scores = by_codes(fused, part.ids_under(beams)[order], self._code_vectors)
+            scores = by_codes(fused, trie.ids(at), self._code_vectors)
         if blend:
-            scores += blend * np.repeat(beams.logprob, beams.hi - beams.lo)[order].astype(np.float32)
+            scores += blend * beams.logprob[of].astype(np.float32)
         best = top(scores, k)
-        return rows[best], scores[best]
+        return at[best], scores[best]
 
     @cached_property
     def _code_vectors(self) -> CodeVectors:

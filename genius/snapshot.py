@@ -187,9 +187,9 @@ class Snapshot:
     def hits(self, found: Found) -> dict[int, dict[str, Any]]:
         """The records behind the rows that were found, by row."""
         rows = np.unique(found.rows[found.rows >= 0])
-        columns, row_ids = [*ITEM_COLUMNS, *code_columns(self.header)], self.searched.row_ids[rows]
         with reading(self.dataset):
-            return dict(zip(rows.tolist(), take(self.dataset, row_ids, columns), strict=True))
+            records = take(self.dataset, self.searched.row_ids[rows], ITEM_COLUMNS)
+        return dict(zip(rows.tolist(), records, strict=True))
 
     def names(self, rows: np.ndarray) -> list[str]:
         """The ids of rows that were found."""

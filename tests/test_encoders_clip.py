@@ -115,8 +115,8 @@ def test_configuration_and_state_make_the_encoder_again(family: str, encoders: d
     assert {name: value.shape for name, value in again.state().items()} == {n: v.shape for n, v in state.items()}
     assert torch.equal(again.state()["tokenizer"], state["tokenizer"])
     first, second = encoder.encode(prepared(encoder)), again.encode(prepared(again))
-    np.testing.assert_array_equal(first.image, second.image)
-    np.testing.assert_array_equal(first.text, second.text)
+    np.testing.assert_allclose(first.image, second.image, atol=1e-5)
+    np.testing.assert_allclose(first.text, second.text, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -285,14 +285,14 @@ def test_pickled_weights_are_taken_where_there_are_no_others_and_never_run(
     encoder = ClipEncoder.from_hub("some/old-clip")
     assert any("bin" in pattern for pattern in asked[-1])
     texts = [Prepared(None, text) for text in TEXTS]
-    np.testing.assert_array_equal(encoder.encode(texts).text, encoders["clip"].encode(texts).text)
+    np.testing.assert_allclose(encoder.encode(texts).text, encoders["clip"].encode(texts).text, atol=1e-5)
 
     class Hostile:
         def __reduce__(self) -> tuple[Any, tuple[Path]]:
             return Path.touch, (tmp_path / "run",)
 
     torch.save({"text_projection.weight": Hostile()}, folder / "pytorch_model.bin")
-    with pytest.raises(BadModel, match="cannot be loaded"):
+    with pytest.raises(BadModel, match="more than numbers"):
         ClipEncoder.from_hub("some/old-clip")
     assert not (tmp_path / "run").exists()
 
@@ -366,7 +366,7 @@ def test_openai_names_give_the_vectors_of_a_direct_computation(before: str) -> N
     np.testing.assert_allclose(vectors.image, direct_image(weights, pixels), atol=1e-5)
     assert encoder.dim == 24
     again = load_encoder(encoder.config(), encoder.state())
-    np.testing.assert_array_equal(again.encode(inputs).text, vectors.text)
+    np.testing.assert_allclose(again.encode(inputs).text, vectors.text, atol=1e-5)
 
 
 def _with_last_token_highest(weights: dict[str, Tensor], ids: Tensor) -> Tensor:

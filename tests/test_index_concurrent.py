@@ -360,3 +360,24 @@ def test_older_versions_can_be_opened_until_they_are_removed(path: Path) -> None
     with pytest.raises(BadIndex, match="version"):
         Index.open(path, model(), version=max(states) + 1000)
     assert min(states) not in [version.number for version in index.versions()]
+
+
+def _create(talk: Talk, path: Path) -> bool:
+    talk.say("ready")
+    talk.hear()
+    try:
+        Index.create(path, tiny_model()).add([Item("a", text="one")])
+    except BadIndex:
+        return False
+    return True
+
+
+def test_of_two_processes_that_create_an_index_one_is_refused(path: Path) -> None:
+    for turn in range(5):
+        folder = path.parent / f"created-{turn}"
+        with other(_create, folder) as one, other(_create, folder) as two:
+            assert (one.hear(), two.hear()) == ("ready", "ready")
+            one.say("go")
+            two.say("go")
+            assert sorted([one.hear(), two.hear()]) == [False, True]
+        assert [item.id for item in Index.open(folder, tiny_model()).items()] == ["a"]

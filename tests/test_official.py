@@ -15,14 +15,16 @@ import golden
 import numpy as np
 import pytest
 import torch
+from fakes import picture
 from golden import Size
 from torch import Tensor
 
 from genius.beam import beam_search
 from genius.cli import main
-from genius.encoders import Vectors, load_encoder
+from genius.encoders import Vectors
 from genius.errors import BadModel
 from genius.index import Index
+from genius.items import Item, Query
 from genius.model import Genius
 from genius.official import convert
 from genius.searcher import Searcher
@@ -245,23 +247,44 @@ def test_half_precision_files_are_read(small: tuple[Path, Path, Path]) -> None:
     assert torch.equal(model.quantizer.codebooks[1], next(iter(expected.values()))[0].half().float())
 
 
-def test_the_encoder_gets_names_without_prefix_and_must_have_the_dimensions(
-    small: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_the_encoders_file_it_reads_words_and_pictures(small: tuple[Path, Path, Path], tmp_path: Path) -> None:
     rq, decoder, out = small
-    given: dict[str, Tensor] = {}
+    from tiny_clip import clip_tokenizer, openai_weights
 
-    def from_openai(state: dict[str, Tensor]) -> Any:
-        given.update(state)
-        return load_encoder({"kind": "ready", "dim": len(state["visual.proj"])}, {})
+    from genius.encoders.clip import from_openai
 
-    monkeypatch.setitem(sys.modules, "genius.encoders.clip", types.SimpleNamespace(from_openai=from_openai))
-    clip = golden.write_checkpoint(out.parent / "clip.pth", {"clip_model.visual.proj": torch.zeros(SMALL.dim, 1)})
-    assert convert(out, rq, decoder, clip).dim == SMALL.dim
-    assert list(given) == ["visual.proj"]
-    golden.write_checkpoint(clip, {"clip_model.visual.proj": torch.zeros(SMALL.dim + 1, 1)})
+    weights = openai_weights(dim=SMALL.dim)
+    clip = golden.write_checkpoint(tmp_path / "clip.pth", {f"clip_model.{name}": w for name, w in weights.items()})
+    clip_tokenizer().save_pretrained(tmp_path)
+    assert run("convert", "--rq", rq, "--decoder", decoder, "--clip", clip, out) == 0
+    model = Genius.from_pretrained(out)
+    items = [Item("a", text="a red cat"), Item("b", image=picture("blue")), Item("c", "a dog", picture("red"))]
+    vectors = model.encode_items(items)
+    direct = from_openai(weights, tmp_path / "tokenizer.json").encode([model.prepare(item) for item in items])
+    np.testing.assert_allclose(vectors.image, direct.image, atol=1e-5)
+    np.testing.assert_allclose(vectors.text, direct.text, atol=1e-5)
+    published = Published(golden.SEED, SMALL)
+    np.testing.assert_array_equal(model.codes(vectors), published.codes(published.fuse(vectors)))
+    index = Index.create(tmp_path / "index", model)
+    index.add(items)
+    assert index.search(Query(image=picture("blue"), instruction=""), k=1)[0].id == "b"
+
+
+def test_an_encoder_that_does_not_fit(small: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    rq, decoder, out = small
+    from tiny_clip import clip_tokenizer, openai_weights
+
+    def unreachable(*given: object, **more: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    clip = golden.write_checkpoint(out.parent / "clip.pth", openai_weights(dim=SMALL.dim + 1))
+    with pytest.raises(BadModel, match=r"clip\.pth has no tokenizer with it\. Put the file tokenizer\.json of openai"):
+        convert(out, rq, decoder, clip)
+    clip_tokenizer().save_pretrained(out.parent)
     with pytest.raises(BadModel, match=f"vectors of {SMALL.dim + 1} numbers.* works on {SMALL.dim}"):
-        convert(out.parent / "other", rq, decoder, clip)
+        convert(out, rq, decoder, clip)
+    assert not out.exists()
 
 
 # Files that are not what they should be

@@ -1,6 +1,7 @@
 """`genius train` with a tiny CLIP on a benchmark of drawings: three stages, then an index, searches, an evaluation."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ CONFIG = TrainConfig(
         d_model=16, layers=1, heads=2, d_kv=8, d_ff=32, prefix=4, epochs=5, batch=16, warmup=4, validate_every=20
     ),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_curves() -> Iterator[None]:
+    """Half of the time of so small a training would be spent on its picture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("genius.train.run.draw_curves", lambda log, out: None)
+        yield
 
 
 @pytest.fixture(scope="module")

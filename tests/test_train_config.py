@@ -57,6 +57,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("derived_prompts = 2.0", "derived_prompts is 2.0"),
         ("[decoder]\nepochs = 0.0", r"\[decoder\] epochs is 0.0"),
         ("[decoder]\naugmentation = 'mixup'", "mixup.*choose one of interpolate"),
+        ("[clip]\ntune = 'half'", r"\[clip\] tune is 'half'; choose one of full, lora, heads, none"),
+        ("[clip]\nprecision = 'int8'", r"\[clip\] precision is 'int8'.*bf16"),
+        ("[clip]\nrank = 0", r"\[clip\] rank is 0"),
     ],
 )
 def test_a_setting_that_cannot_be_trained_with_is_refused(tmp_path: Path, text: str, named: str) -> None:

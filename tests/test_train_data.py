@@ -1,6 +1,7 @@
 """Training data: every prompt is met, the derived instruction too, and validation always asks with the first."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from tiny_benchmark import prompt, write_tiny_benchmark
 from genius.errors import BadData
 from genius.items import Query
 from genius.mbeir import Task
-from genius.train.data import TrainingData
+from genius.splits import SplitData, Vocabulary, read_split
+from genius.train.data import TrainingData, sampled
 
 
 def strings(data: TrainingData, split: str, task_id: int) -> list[str]:
@@ -53,3 +55,69 @@ def test_a_seed_gives_the_same_prompts_every_time(tmp_path: Path) -> None:
     assert one.texts.names != other.texts.names
     for mine, theirs in zip(one.train.tasks, two.train.tasks, strict=True):
         np.testing.assert_array_equal(mine.text, theirs.text)
+
+
+# Samples of large validation tasks
+
+
+def test_a_small_validation_split_is_left_as_it_is(tmp_path: Path) -> None:
+    """Numbers come in the order of the files, as they do without sampling: caches are named by that order."""
+    bench = write_tiny_benchmark(tmp_path, tasks=(0, 7))
+    data = TrainingData([tmp_path], 0, 0.0)
+    texts, images = Vocabulary(), Vocabulary()
+    read_split([bench], "train", texts, images)
+    whole = read_split([bench], "val", texts, images)
+    assert set(data.texts.names) >= {texts.names[n] for n in whole.text if n >= 0}
+    assert data.images.names == images.names
+    np.testing.assert_array_equal(data.val.image, whole.image)
+    assert [data.texts.names[n] for n in data.val.text if n >= 0] == [texts.names[n] for n in whole.text if n >= 0]
+    assert sampled(data.val, 6, 6) is data.val  # six things of each kind
+
+
+def meaning(split: SplitData, texts: Vocabulary, images: Vocabulary) -> dict[str, tuple[Any, ...]]:
+    """qid with task -> what is asked, and what is right, in words."""
+
+    def words(text: int, image: int) -> tuple[str, str]:
+        return ("" if text < 0 else texts.names[text], "" if image < 0 else images.names[image])
+
+    items = [(did, *words(t, i)) for did, t, i in zip(split.dids, split.text, split.image, strict=True)]
+    return {
+        f"{task.task.name} {qid}": (words(t, i), [items[row] for row in right])
+        for task in split.tasks
+        for qid, t, i, right in zip(task.qids, task.text, task.image, task.positives, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("queries", "pool"), [(3, 100), (100, 4), (3, 4), (2, 1)])
+def test_a_sample_keeps_what_queries_mean_and_their_right_answers(tmp_path: Path, queries: int, pool: int) -> None:
+    bench = write_tiny_benchmark(tmp_path)
+    texts, images = Vocabulary(), Vocabulary()
+    whole = read_split([bench], "val", texts, images)
+    full = meaning(whole, texts, images)
+    sample = sampled(whole, queries, pool)
+    assert meaning(sample, texts, images).items() <= full.items()
+    assert len(sample.text) == len(np.unique(np.concatenate([t.pool for t in sample.tasks])))
+    assert len(sample.text) < len(whole.text) or pool > 1
+    for task in sample.tasks:
+        assert len(task) == min(queries, 6)
+        right = np.unique(np.concatenate(task.positives))
+        assert task.pool is not None
+        assert np.isin(right, task.pool).all()
+        assert len(task.pool) == max(len(right), min(pool, 6))
+    again = sampled(whole, queries, pool)
+    assert [t.qids for t in again.tasks] == [t.qids for t in sample.tasks]
+
+
+def test_what_a_sample_leaves_out_is_not_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it would be encoded."""
+    write_tiny_benchmark(tmp_path, tasks=(0, 3))
+    whole = TrainingData([tmp_path], 0, 0.0)
+    monkeypatch.setattr("genius.train.data.VALIDATION_QUERIES", 1)
+    monkeypatch.setattr("genius.train.data.VALIDATION_POOL", 2)
+    data = TrainingData([tmp_path], 0, 0.0)
+    assert len(data.images.names) < len(whole.images.names)
+    assert len(data.texts.names) < len(whole.texts.names)
+    used = np.concatenate([data.val.image, *(t.image for t in data.val.tasks)])
+    assert used.max() == len(data.images.names) - 1
+    full = meaning(whole.val, whole.texts, whole.images)
+    assert meaning(data.val, data.texts, data.images).items() <= full.items()

@@ -13,6 +13,7 @@ import string
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from pickle import UnpicklingError  # what torch raises when it refuses a file; nothing is unpickled here
 from typing import Any
 
 import numpy as np
@@ -333,6 +334,11 @@ def _load(name: object, **given: Any) -> Any:
     auto = transformers.AutoModel if config is None else transformers.MODEL_MAPPING[type(config)]
     try:
         model, info = auto.from_pretrained(output_loading_info=True, **given)
+    except UnpicklingError as error:
+        raise BadModel(
+            f"{name} cannot be loaded: its .bin file holds more than numbers, and might run a stranger's program. "
+            "It was not opened; take the model as model.safetensors."
+        ) from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise BadModel(f"{name} cannot be loaded: {reason(error)}.") from error
     for what in ("missing", "unexpected", "mismatched"):

@@ -20,7 +20,7 @@ from genius.trie import Trie
 
 VALIDATION_QUERIES = 100  # of each task
 VALIDATION_BEAM = 20
-CODE_BLOCK = 65536
+CODE_BLOCK = 8192
 
 
 def augment(z_q: Tensor, z_c: Tensor, variant: str, alpha: float, rng: np.random.Generator) -> Tensor:
