@@ -2,8 +2,8 @@
 
 Knows how the parts fit together and how a model folder looks. Knows nothing of tries, indexes or training.
 
-A model folder holds `config.json` (shapes, and the digest of the weights), `model.safetensors` (float16 weights of all
-parts, each behind its name) and, for people, `README.md`.
+A model folder holds `config.json` (shapes, and the digest of the weights), `model.safetensors` (weights of all parts,
+each behind its name) and, for people, `README.md`.
 """
 
 import hashlib
@@ -35,24 +35,41 @@ from genius.threads import over_blocks
 FORMAT = 1
 BUNDLED = Path(__file__).parent / "models"
 PARTS = ("encoder", "fusion", "quantizer", "decoder")
+DTYPES = {"float16": torch.float16, "float32": torch.float32}
+OPTIONS = {"dtype": "float16", "first_code": "modality"}
+"""Settings that stand in a folder only where they are not these, so that older models keep their fingerprints."""
 
 
 class Genius:
     """The model. Make one with `Genius.from_pretrained("mini")`, or with the path of a model folder.
 
     `code_beams`: partial sums kept while an item's codes are chosen (see `Quantizer.encode`).
+    `dtype`: of the weights in a folder, "float16" or "float32".
+    `first_code`: "modality", the one that an item has; or "nearest", whichever of the three the quantizer finds, as in
+      the published models: their first codes stand for modalities only by and large, and in no known order.
     """
 
     def __init__(
-        self, encoder: Encoder, fusion: Fusion, quantizer: Quantizer, decoder: Decoder, code_beams: int = 1
+        self,
+        encoder: Encoder,
+        fusion: Fusion,
+        quantizer: Quantizer,
+        decoder: Decoder,
+        code_beams: int = 1,
+        dtype: str = OPTIONS["dtype"],
+        first_code: str = OPTIONS["first_code"],
     ) -> None:
         if not encoder.dim == fusion.dim == quantizer.dim == decoder.config.dim:
             dims = (encoder.dim, fusion.dim, quantizer.dim, decoder.config.dim)
             raise BadModel(f"Encoder, fusion, quantizer and decoder have {dims} dimensions; they must be the same.")
         if quantizer.sizes != decoder.config.sizes:
             raise BadModel(f"The quantizer's codes {quantizer.sizes} are not the decoder's {decoder.config.sizes}.")
+        if dtype not in DTYPES:
+            raise BadModel(f"Weights cannot be kept as {dtype!r}. Choose one of {', '.join(DTYPES)}.")
+        if first_code not in ("modality", "nearest"):
+            raise BadModel(f"The first code can be the modality or the nearest one, not {first_code!r}.")
         self.encoder, self.fusion, self.quantizer, self.decoder = encoder, fusion, quantizer, decoder
-        self.code_beams = code_beams
+        self.code_beams, self.dtype, self.first_code = code_beams, dtype, first_code
         self.int8 = False
         self.source: str | None = None
         for module in (fusion, quantizer, decoder):
@@ -116,14 +133,15 @@ class Genius:
         return fused
 
     def codes(self, vectors: Vectors) -> np.ndarray:
-        """(n, levels) uint16: the IDs of items. The first code is the modality the item has, never a guess."""
+        """(n, levels) uint16: the IDs of items. The first code is the modality the item has (see `first_code`)."""
         fused = torch.from_numpy(self.fuse(vectors))
-        modality = torch.from_numpy(vectors.modality.astype(np.int64))
+        known = self.first_code == "modality"
+        modality = torch.from_numpy(vectors.modality.astype(np.int64)) if known else None
         return self.quantizer.encode(fused, modality, beams=self.code_beams).numpy().astype(np.uint16)
 
     # Folders
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Names weights and settings: two models with the same fingerprint give the same codes."""
         return hashlib.sha256(json.dumps(self._config()).encode() + self._bytes()).hexdigest()[:16]
@@ -140,12 +158,13 @@ class Genius:
             },
             "decoder": asdict(self.decoder.config),
             "code_beams": self.code_beams,
+            **{name: getattr(self, name) for name, usual in OPTIONS.items() if getattr(self, name) != usual},
         }
 
     def _bytes(self) -> bytes:
         tensors: dict[str, Tensor] = {}
         for part, state in self._states().items():
-            tensors |= {f"{part}.{name}": _half(value) for name, value in state.items()}
+            tensors |= {f"{part}.{name}": _stored(value, self.dtype) for name, value in state.items()}
         return save(tensors)
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
@@ -157,7 +176,7 @@ class Genius:
         }
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the model folder; the weights as float16, so that a saved model may differ in the last digits."""
+        """Writes the model folder. Where `dtype` is float16, a saved model may differ in the last digits."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = self._bytes()
@@ -166,17 +185,18 @@ class Genius:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], int8: bool = False) -> "Genius":
+    def from_pretrained(cls, name: str | os.PathLike[str], int8: bool = False, device: str = "cpu") -> "Genius":
         """The bundled model `mini`, or the model in a folder (`./mini` if a folder has the name of a bundled model).
 
         int8: search with a decoder rounded to eight bits, see `genius.engine.Engine`; codes are not touched.
+        device: where the encoder runs, as torch names it.
         """
         bundled = BUNDLED / str(name)
         folder = bundled if os.sep not in str(name) and bundled.is_dir() else Path(name)
         config, weights = _read(folder)
         try:
             states = _split(load(weights))
-            model = cls._build(config, states)
+            model = cls._build(config, states, device)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError, GeniusError) as error:
             reason = f"{error} is missing." if isinstance(error, KeyError) else error
             raise BadModel(f"{folder} is not a model this version can load: {reason}") from error
@@ -184,7 +204,7 @@ class Genius:
         return model
 
     @classmethod
-    def _build(cls, config: dict[str, Any], states: dict[str, dict[str, Tensor]]) -> "Genius":
+    def _build(cls, config: dict[str, Any], states: dict[str, dict[str, Tensor]], device: str) -> "Genius":
         fusion = Fusion(**config["fusion"])
         fusion.load_state_dict(states["fusion"])
         quantizer = Quantizer(**config["quantizer"])
@@ -192,7 +212,9 @@ class Genius:
         quantizer.set_codebooks([books[f"level{i}"] for i in range(len(books))])
         decoder = Decoder(DecoderConfig.from_dict(config["decoder"]))
         decoder.load_state_dict(states["decoder"])
-        return cls(load_encoder(config["encoder"], states["encoder"]), fusion, quantizer, decoder, config["code_beams"])
+        encoder = load_encoder(config["encoder"], states["encoder"], device)
+        options = {name: config.get(name, usual) for name, usual in OPTIONS.items()}
+        return cls(encoder, fusion, quantizer, decoder, config["code_beams"], **options)
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
@@ -230,8 +252,8 @@ def _books(quantizer: Quantizer) -> list[Any]:
     return list(quantizer.books)
 
 
-def _half(value: Tensor) -> Tensor:
-    value = value.detach().half() if value.is_floating_point() else value.detach()
+def _stored(value: Tensor, dtype: str) -> Tensor:
+    value = value.detach().to(DTYPES[dtype]) if value.is_floating_point() else value.detach()
     return value.contiguous()
 
 

@@ -34,12 +34,12 @@ def test_training_settings_are_documented() -> None:
             real[field.name] = dataclasses.asdict(value)  # type: ignore[arg-type]
         else:
             real[""][field.name] = value
-    written = {
-        section: {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
-        for section, settings in real.items()
-    }
-    as_text = {s: {n: f'"{v}"' if n == "augmentation" else str(v) for n, v in d.items()} for s, d in written.items()}
+    as_text = {s: {name: as_toml(value) for name, value in settings.items()} for s, settings in real.items()}
     assert documented() == as_text
+
+
+def as_toml(value: object) -> str:
+    return {bool: str(value).lower(), str: f'"{value}"'}.get(type(value), str(value))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)

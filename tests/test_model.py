@@ -35,7 +35,7 @@ ITEMS = [
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Genius:
     """A tiny model whose encoder can be loaded again."""
-    monkeypatch.setattr(module, "load_encoder", lambda config, state: TinyEncoder())
+    monkeypatch.setattr(module, "load_encoder", lambda config, state, device: TinyEncoder())
     return tiny_model()
 
 

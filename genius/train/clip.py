@@ -193,6 +193,8 @@ class ClipStage(Stage):
                 value.requires_grad_(name not in UNUSED)
         if config.checkpointing:
             network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            if hasattr(network, "_require_grads_hook"):  # for the other kind of checkpointing; it would outlive us
+                network.disable_input_require_grads()
         self.module = Tuned(network)
         self.device = encoder.device
         encoder.to(self.device, choose_precision(config.precision, self.device))
