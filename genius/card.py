@@ -55,11 +55,11 @@ def _results(run: dict[str, Any], scores: Sequence[Score]) -> list[Any]:
     return [
         hub_library().EvalResult(
             task_type="retrieval",
-            task_name=f"{score.kind}, {score.setting} pool, {score.method}",
+            task_name=f"{score.kind}, {score.setting} pool",
             dataset_type=score.dataset,
             dataset_name=f"{score.task} ({score.setting})",
             dataset_split=run.get("split"),
-            dataset_config=score.setting,
+            dataset_config=f"{score.task}_{score.setting}",  # what results are grouped by
             metric_type=f"recall_at_{headline(score.dataset)}",
             metric_name=f"Recall@{headline(score.dataset)} ({score.method})",
             metric_value=round(score.recall[headline(score.dataset)], 2),

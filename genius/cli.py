@@ -17,7 +17,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from genius.cli_convert import EPILOG as CONVERT_EPILOG
+from genius.cli_convert import convert
 from genius.cli_index import index_app
+from genius.cli_mbeir import mbeir_app
+from genius.cli_model import model_app
 from genius.console import AsJson, AtVersion, IndexPath, Where, complain, print_json, read_ids, stdout
 from genius.errors import GeniusError
 
@@ -35,6 +39,8 @@ app = typer.Typer(
     epilog="Start with [bold]genius demo[/bold]. Every command explains itself: [bold]genius search --help[/bold].",
 )
 app.add_typer(index_app, name="index")
+app.add_typer(model_app, name="model")
+app.add_typer(mbeir_app, name="mbeir")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -284,3 +290,6 @@ def report(
 
 if __name__ == "__main__":
     main()
+
+
+app.command(epilog=CONVERT_EPILOG)(convert)

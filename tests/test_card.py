@@ -68,19 +68,25 @@ def test_the_figures_of_a_run_are_in_metadata_and_tables(tmp_path: Path) -> None
         score("mscoco_task0", "generate", 51.25),
         score("fashioniq_task7", "generate", 20.0),
         score("mscoco_task0", "generate", 40.0, "global"),
+        score("mscoco_task3", "generate", 70.0),
+        score("mscoco_task3", "fast", 75.0),
     ]
     card = model_card(model, "someone/tiny", write_run(tmp_path / "run", model.fingerprint, scores))
     (entry,) = metadata(card)["model-index"]
     results = {
-        (one["dataset"]["name"], one["metrics"][0]["type"]): one["metrics"][0]["value"] for one in entry["results"]
+        (one["dataset"]["name"], metric["name"]): (metric["type"], metric["value"])
+        for one in entry["results"]
+        for metric in one["metrics"]
     }
     assert results == {
-        ("mscoco_task0 (local)", "recall_at_5"): 51.25,
-        ("fashioniq_task7 (local)", "recall_at_10"): 25.0,
-        ("mscoco_task0 (global)", "recall_at_5"): 40.0,
+        ("mscoco_task0 (local)", "Recall@5 (generate)"): ("recall_at_5", 51.25),
+        ("fashioniq_task7 (local)", "Recall@10 (generate)"): ("recall_at_10", 25.0),
+        ("mscoco_task0 (global)", "Recall@5 (generate)"): ("recall_at_5", 40.0),
+        ("mscoco_task3 (local)", "Recall@5 (generate)"): ("recall_at_5", 70.0),
+        ("mscoco_task3 (local)", "Recall@5 (fast)"): ("recall_at_5", 75.0),
     }
-    assert "| mscoco_task0, R@5 | 1,200 | 34,000 | 60.0 | 51.2 |" in card
-    assert "| fashioniq_task7, R@10 | 1,200 | 34,000 | – | 25.0 |" in card
+    assert "| mscoco_task0, R@5 | 1,200 | 34,000 | 60.0 | 51.2 | – |" in card
+    assert "| fashioniq_task7, R@10 | 1,200 | 34,000 | – | 25.0 | – |" in card
     assert "bench, test split, all queries" in card
 
 
