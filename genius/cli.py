@@ -288,8 +288,7 @@ def report(
     write_report(runs, out, stdout())
 
 
+app.command(epilog=CONVERT_EPILOG)(convert)
+
 if __name__ == "__main__":
     main()
-
-
-app.command(epilog=CONVERT_EPILOG)(convert)
