@@ -206,6 +206,8 @@ def evaluate(
     ] = "first",
     beam: Annotated[int, typer.Option(help="Width of the beam search.")] = 50,
     budget: Annotated[int, typer.Option(help="Most items that mode fast re-ranks.")] = 1000,
+    int8: Annotated[bool, typer.Option("--int8", help="Search with decoder weights of eight bits.")] = False,
+    device: Annotated[str, typer.Option(help="Where the encoder runs, for example cuda.")] = "cpu",
     limit: Annotated[int | None, typer.Option(help="At most so many queries of each task, drawn at random.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for all figures, TREC files and vectors; genius report reads it.")
@@ -218,7 +220,7 @@ def evaluate(
     from genius.model import Genius
 
     scores = run_evaluation(
-        Genius.from_pretrained(model),
+        Genius.from_pretrained(model, int8, device),
         Benchmark(data),
         split,
         SETTINGS if setting == "both" else (setting,),

@@ -207,6 +207,11 @@ class Benchmark:
         return self._file(with_split, hint=hint)
 
     def _mixed_tasks(self, dataset: str, split: str) -> set[int]:
+        """The tasks in a file of several: as its lines say or, where one does not, as the qrels say."""
+        queries = self._query_files(split)[dataset, None]
+        named = set(_parse(queries, lambda row: -1 if row.get("task_id") is None else int(row["task_id"])))
+        if named and -1 not in named:
+            return named
         path = self._file(_qrels_name(dataset, split))
         return {task_id for _, _, task_id in _read_qrels(path) if task_id is not None}
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from genius.decoder import Decoder, DecoderConfig
 from genius.encoders import Encoder, Prepared, Vectors, load_encoder
+from genius.encoders.places import HUB_ID
 from genius.engine import Engine
 from genius.errors import BadImage, BadItem, BadModel, GeniusError
 from genius.fusion import Fusion
@@ -184,15 +185,27 @@ class Genius:
         (folder / "model.safetensors").write_bytes(weights)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
+    def push_to_hub(self, name: str, run: str | os.PathLike[str] | None = None, private: bool = False) -> str:
+        """Publishes the model as `owner/name` of the Hugging Face hub, with a card; see `genius.hub.push`."""
+        from genius.hub import push
+
+        return push(self, name, run=run, private=private)
+
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], int8: bool = False, device: str = "cpu") -> "Genius":
         """The bundled model `mini`, or the model in a folder (`./mini` if a folder has the name of a bundled model).
+
+        If there is no such folder, `owner/name` is looked for on the Hugging Face hub.
 
         int8: search with a decoder rounded to eight bits, see `genius.engine.Engine`; codes are not touched.
         device: where the encoder runs, as torch names it.
         """
         bundled = BUNDLED / str(name)
         folder = bundled if os.sep not in str(name) and bundled.is_dir() else Path(name)
+        if not folder.is_dir() and HUB_ID.fullmatch(str(name)):
+            from genius.hub import fetch
+
+            folder = fetch(str(name))
         config, weights = _read(folder)
         try:
             states = _split(load(weights))

@@ -82,6 +82,18 @@ def read_split(
     def picture(benchmark: Benchmark, of: Candidate | MBQuery) -> int:
         return images.number(benchmark.image(of.image_path))
 
+    def add(benchmark: Benchmark, candidate: Candidate, rows: dict[str, int]) -> str:
+        rows[candidate.did] = len(text)
+        dids.append(candidate.did)
+        text.append(texts.number(clean_text(candidate.text)))
+        image.append(picture(benchmark, candidate))
+        return candidate.did
+
+    def read_pool(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> list[str]:
+        """The dids of a task's own pool. The published global val pool lacks candidates that no query names."""
+        pool = benchmark.iter_pool(task, split)
+        return [one.did if one.did in rows or split != "val" else add(benchmark, one, rows) for one in pool]
+
     def read_task(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> TaskData:
         queries = benchmark.queries(task, split)
         prompts = benchmark.prompts(task.dataset, task.query_modality, task.wanted)
@@ -91,7 +103,7 @@ def read_split(
         alone = next((q.qid for q in queries if not q.positives), None)
         if alone is not None:
             raise BadData(f"{where} has a query, {alone}, without a right candidate. Remove it, or give it one.")
-        pool = None if split == "train" else [c.did for c in benchmark.iter_pool(task, split)]
+        pool = None if split == "train" else read_pool(benchmark, task, rows)
         # Whether there is a picture, not which, decides what the string says.
         strings = [Query(q.text, q.image_path, choose(prompts), task.wanted).prompt() for q in queries]
         return TaskData(
@@ -108,10 +120,7 @@ def read_split(
             raise BadData(f"{benchmark.root} has no {split} queries; it has {', '.join(benchmark.splits())}.")
         rows: dict[str, int] = {}
         for candidate in benchmark.iter_global_pool(split):
-            rows[candidate.did] = len(text)
-            dids.append(candidate.did)
-            text.append(texts.number(clean_text(candidate.text)))
-            image.append(picture(benchmark, candidate))
+            add(benchmark, candidate, rows)
         tasks += [read_task(benchmark, task, rows) for task in benchmark.tasks(split)]
     return SplitData(tasks, dids, np.array(text), np.array(image))
 

@@ -101,6 +101,15 @@ def test_tasks_come_from_the_file_names_and_from_the_qrels_of_mixed_files(root):
     assert bench.tasks("train") == [Task("webqa", 1), Task("webqa", 2)]
 
 
+def test_tasks_of_a_mixed_file_whose_lines_name_them_need_no_qrels(root):
+    file, qrels = root / "query/train/mbeir_webqa_train.jsonl", next((root / "qrels/train").glob("*webqa*"))
+    tasks = {qid: task_id for qid, _, _, _, task_id in (line.split() for line in qrels.read_text().splitlines())}
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row | {"task_id": int(tasks[row["qid"]])}) + "\n" for row in rows))
+    qrels.unlink()
+    assert Benchmark(root).tasks("train") == [Task("webqa", 1), Task("webqa", 2)]
+
+
 def test_task_knows_its_modalities():
     assert sorted(TASKS) == [0, 1, 2, 3, 4, 6, 7, 8]
     kinds = {id: (Task("x", id).query_modality.label, Task("x", id).wanted.label) for id in TASKS}

@@ -130,6 +130,17 @@ def test_a_local_candidate_that_the_global_pool_does_not_hold_is_named(bench: Be
         read(bench)
 
 
+def test_candidates_of_local_val_pools_are_added_to_the_global_one(bench: Benchmark) -> None:
+    """The published global val pool holds only candidates that queries name."""
+    task, before = Task(DATASET, 0), read(bench, "val")[0].dids
+    alone = Candidate("val:alone", "a text", None, Modality.TEXT)
+    write_pool(bench.root, task, "val", [*bench.pool(task, "val"), alone])
+    split, texts, _ = read(bench, "val")
+    assert split.dids == [*before, "val:alone"]
+    assert named(texts, split.text[-1]) == "A text."
+    assert [split.dids[row] for row in split.tasks[0].pool][-1] == "val:alone"
+
+
 def test_a_query_without_a_right_candidate_is_named(bench: Benchmark) -> None:
     """Training would take another query's candidate for it."""
     file = bench.root / f"query/train/mbeir_{DATASET}_task0_train.jsonl"
