@@ -36,7 +36,7 @@ from genius.decoder import Decoder
 from genius.encoders import Vectors
 from genius.encoders.mini import MiniEncoder
 from genius.engine import Engine
-from genius.errors import BadData, BadModel, GeniusError
+from genius.errors import BadData, GeniusError
 from genius.evaluate import Collection, check_names, score_collection
 from genius.fusion import Fusion
 from genius.mbeir import Benchmark
@@ -49,7 +49,7 @@ from genius.train.config import QuantizerStageConfig, TrainConfig, check, make_c
 from genius.train.data import TrainingData
 from genius.train.decoder import DecoderStage
 from genius.train.encoder import image_vectors, text_vectors
-from genius.train.features import ImageFeatures, text_features
+from genius.train.features import ImageFeatures, image_rows, text_features, text_rows
 from genius.train.loop import progress_bar, run_stage, write_atomically
 from genius.train.quantizer import FrozenVectors, QuantizerStage
 
@@ -266,12 +266,14 @@ def write_vectors(model: Genius, place: Place, cache: Path | None, console: Cons
 
 def _encoder(model: Genius, cache: Path, console: Console) -> Callable[[_Names], tuple[np.ndarray, np.ndarray]]:
     """Names -> vectors (texts + 1, d) and (pictures + 1, d); the last row of each, that of -1, is zero."""
-    if not isinstance(model.encoder, MiniEncoder):
-        raise BadModel(
-            f"Ablations work on the features of a mini encoder; this model's is of kind {model.encoder.kind!r}. "
-            "Give a model made by `genius train`."
+    encoder = model.encoder
+    if not isinstance(encoder, MiniEncoder):
+        threads = torch.get_num_threads()
+        return lambda names: (
+            text_rows(encoder, names.texts, cache, threads, console),
+            image_rows(encoder, names.images, cache, threads, console),
         )
-    heads = model.encoder.heads
+    heads = encoder.heads
 
     def encode(names: _Names) -> tuple[np.ndarray, np.ndarray]:
         states = text_features(names.texts, cache, console)

@@ -144,17 +144,8 @@ class Engine:
     @cached_property
     def _opening(self) -> onnxruntime.InferenceSession:
         """Query vectors and first tokens -> hidden states, and everything that State keeps."""
-        g, c, decoder = Graph(), self.config, self.decoder
-        x = "z"
-        for module in decoder.prefix_network:
-            x = self._linear(g, x, module) if isinstance(module, nn.Linear) else g.node("Relu", x)
-        x = norm(g, g.reshape(x, -1, c.prefix, c.d_model), decoder.prefix_norm)
-        for layer, block in enumerate(decoder.blocks):
-            keys, values = g.split(
-                g.reshape(self._product(g, x, block.cross_kv.weight), 0, 0, 2, c.heads, c.d_kv), 2, axis=2
-            )
-            g.node("Transpose", g.squeeze(keys, 2), perm=[0, 2, 3, 1], output=f"prefix_keys{layer}")
-            g.node("Transpose", g.squeeze(values, 2), perm=[0, 2, 1, 3], output=f"prefix_values{layer}")
+        g, c = Graph(), self.config
+        self._write_prefix(g)
         self._write_path(g)
         self._write_layers(g, past=False)
         inputs: Inputs = {
@@ -197,6 +188,18 @@ class Engine:
             g.slice(x, rows.start - scored.start, rows.stop - scored.start, axis=2, output="log_probs")
             self._heads[level] = session(g.model(inputs, {"log_probs": ["q", "w", c.sizes[level]]}), self.threads)
         return self._heads[level]
+
+    def _write_prefix(self, g: Graph) -> None:
+        """z -> keys and values of the prefix, layer by layer."""
+        c, x = self.config, "z"
+        for module in self.decoder.prefix_network:
+            x = self._linear(g, x, module) if isinstance(module, nn.Linear) else g.node("Relu", x)
+        x = norm(g, g.reshape(x, -1, c.prefix, c.d_model), self.decoder.prefix_norm)
+        for layer, block in enumerate(self.decoder.blocks):
+            both = g.reshape(self._product(g, x, block.cross_kv.weight), 0, 0, 2, c.heads, c.d_kv)
+            keys, values = (g.squeeze(part, 2) for part in g.split(both, 2, axis=2))
+            g.node("Transpose", keys, perm=[0, 2, 3, 1], output=f"prefix_keys{layer}")
+            g.node("Transpose", values, perm=[0, 2, 1, 3], output=f"prefix_values{layer}")
 
     def _write_path(self, g: Graph) -> None:
         """z -> direct (q, 1, vocabulary), and left (q, codes of the free levels); both empty without a linear path."""

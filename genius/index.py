@@ -7,6 +7,7 @@ the codes are read into memory and searched there. This module is the whole publ
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -368,16 +369,14 @@ class Index:
                 raise GeniusError(f"search takes a Query or a list of them, not {asked!r}. Write Query(text=...).")
         check_search(k, mode, beam, budget, blend)
         _check_ids(ids)
+        how = {"k": k, "mode": mode, "beam": beam, "budget": budget, "blend": blend}
 
         def read(snapshot: Snapshot) -> list[list[Hit]]:
-            among = snapshot.part(where, ids)
+            snapshot.part(where, ids)  # a bad filter is refused even where nothing is asked
             if not queries:
                 return []
-            vectors = snapshot.model.encode_queries(queries)
-            fused, embedding = snapshot.model.fuse(vectors), vectors.embedding()
-            wanted = [asked.wanted for asked in queries]
-            found = snapshot.searched.searcher.search(fused, embedding, wanted, k, mode, beam, budget, among, blend)
-            return _hits(found, snapshot)
+            vectors, wanted = snapshot.model.encode_queries(queries), [asked.wanted for asked in queries]
+            return _hits(snapshot.search(vectors, wanted, where, ids, **how), snapshot)
 
         hits = self._collection.read(read)
         return hits[0] if isinstance(query, Query) else hits
@@ -399,11 +398,10 @@ class Index:
         A row's number stays the same for as long as this index is open, until it is deleted, changed or encoded anew.
         """
         _check_ids(ids)
+        how = {"k": k, "mode": mode, "beam": beam, "budget": budget, "blend": blend}
 
         def read(snapshot: Snapshot) -> Found:
-            fused, embedding = snapshot.model.fuse(vectors), vectors.embedding()
-            among = snapshot.part(where, ids)
-            return snapshot.searched.searcher.search(fused, embedding, wanted, k, mode, beam, budget, among, blend)
+            return snapshot.search(vectors, wanted, where, ids, **how)
 
         return self._collection.read(read)
 
@@ -417,14 +415,14 @@ class Index:
     def info(self) -> IndexInfo:
         """What the index holds and which model it belongs to; does not load the model."""
         codes = self.codes
-        kinds = np.bincount(codes[:, 0], minlength=len(Modality))
         snapshot = self._collection.snapshot
+        kinds = Counter(snapshot.dataset.to_table(columns=["modality"])["modality"].to_pylist())
         header = asdict(snapshot.header)
         del header["format"]
         return IndexInfo(
             path=str(self.path),
             items=len(codes),
-            modalities={modality.label: int(kinds[modality]) for modality in Modality},
+            modalities={modality.label: kinds[modality.label] for modality in Modality},
             ids=int((Trie(codes).change < codes.shape[1]).sum()),
             fields=metadata_fields(snapshot.dataset, snapshot.header),
             version=snapshot.version,

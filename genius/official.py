@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from genius import t5
 from genius.decoder import Decoder, DecoderConfig
 from genius.encoders import Encoder, load_encoder
 from genius.errors import BadModel
@@ -48,18 +49,7 @@ DECODER: dict[str, tuple[str, ...]] = {
     "final_norm.weight": ("id_generator.decoder.final_layer_norm.weight",),
 }
 """Our names -> theirs."""
-BLOCK = {
-    "self_norm.weight": ("layer.0.layer_norm.weight",),
-    "self_qkv.weight": tuple(f"layer.0.SelfAttention.{part}.weight" for part in "qkv"),
-    "self_out.weight": ("layer.0.SelfAttention.o.weight",),
-    "cross_norm.weight": ("layer.1.layer_norm.weight",),
-    "cross_q.weight": ("layer.1.EncDecAttention.q.weight",),
-    "cross_kv.weight": tuple(f"layer.1.EncDecAttention.{part}.weight" for part in "kv"),
-    "cross_out.weight": ("layer.1.EncDecAttention.o.weight",),
-    "ff_norm.weight": ("layer.2.layer_norm.weight",),
-    "ff_in.weight": ("layer.2.DenseReluDense.wi.weight",),
-    "ff_out.weight": ("layer.2.DenseReluDense.wo.weight",),
-}
+BLOCK = {f"{ours}.weight": tuple(f"{name}.weight" for name in theirs) for ours, theirs in t5.BLOCK.items()}
 """The same, in each block. Several of theirs are stacked into one of ours."""
 
 

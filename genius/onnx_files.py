@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from genius.decoder import Decoder
 from genius.encoders import Encoder
-from genius.engine import Engine, array, norm, product
+from genius.engine import Engine, array, product
 from genius.errors import GeniusError
 from genius.fusion import Fusion
 from genius.graphs import Graph, Inputs, Shape
@@ -193,18 +193,6 @@ class DecoderGraphs(Engine):
         c = self.config
         both: tuple[Shape, Shape] = (["q", c.heads, c.d_kv, c.prefix], ["q", c.heads, c.prefix, c.d_kv])
         return {name: both["values" in name] for name in self.prefix_names}
-
-    def _write_prefix(self, g: Graph) -> None:
-        """z -> keys and values of the prefix, layer by layer."""
-        c, x = self.config, "z"
-        for module in self.decoder.prefix_network:
-            x = self._linear(g, x, module) if isinstance(module, nn.Linear) else g.node("Relu", x)
-        x = norm(g, g.reshape(x, -1, c.prefix, c.d_model), self.decoder.prefix_norm)
-        for layer, block in enumerate(self.decoder.blocks):
-            both = g.reshape(self._product(g, x, block.cross_kv.weight), 0, 0, 2, c.heads, c.d_kv)
-            keys, values = (g.squeeze(part, 2) for part in g.split(both, 2, axis=2))
-            g.node("Transpose", keys, perm=[0, 2, 3, 1], output=f"prefix_keys{layer}")
-            g.node("Transpose", values, perm=[0, 2, 1, 3], output=f"prefix_values{layer}")
 
     def _write_scores(self, g: Graph, start: str, stop: str) -> None:
         """hidden (q, w, 1, d_model) -> log_probs of the table's rows from start to stop."""

@@ -17,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from genius.conditions import check_condition, unusable
+from genius.encoders import Vectors
 from genius.errors import BadIndex
+from genius.items import Modality
 from genius.model import Genius
 from genius.searcher import Found, Growing, Part, Searcher
 from genius.storage import (
@@ -183,6 +185,31 @@ class Snapshot:
                     with reading(self.dataset):
                         self._searched = _read_all(self.dataset, self.header, model)
         return self._searched
+
+    def search(
+        self,
+        vectors: Vectors,
+        wanted: Sequence[Modality | None] | None,
+        where: str | None,
+        ids: Collection[str] | None,
+        **how: Any,
+    ) -> Found:
+        """As `Searcher.search`, which is told `how`, among the rows that a filter leaves."""
+        fused, embedding, searcher = self.model.fuse(vectors), vectors.embedding(), self.searched.searcher
+        among = self.part(where, ids)
+        if wanted is None or self.model.first_code == "modality":
+            return searcher.search(fused, embedding, wanted, among=among, **how)
+        # First codes do not tell the kinds here: a wanted one is a condition as any other.
+        found = searcher.search(fused, embedding, among=among, **how)
+        for kind in {asked for asked in wanted if asked is not None}:
+            of_kind = f"modality = '{kind.label}'"
+            part = self.part(of_kind if where is None else f"({where}) AND {of_kind}", ids)
+            rows = [row for row, asked in enumerate(wanted) if asked == kind]
+            for all_answers, answers in zip(
+                found, searcher.search(fused[rows], embedding[rows], among=part, **how), strict=True
+            ):
+                all_answers[rows] = answers
+        return found
 
     def hits(self, found: Found) -> dict[int, dict[str, Any]]:
         """The records behind the rows that were found, by row."""

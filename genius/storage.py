@@ -456,9 +456,9 @@ def to_codes(batch: pa.RecordBatch | pa.Table, header: Header) -> np.ndarray:
     return np.stack([batch.column(name).to_numpy() for name in code_columns(header)], axis=1)
 
 
-def labels(codes: np.ndarray) -> pa.Array:
-    """The column `modality` of items with these first codes."""
-    return pa.array([modality.label for modality in Modality]).take(pa.array(codes))
+def labels(modality: np.ndarray) -> pa.Array:
+    """The column `modality` of items of these kinds, as `Vectors.modality` gives them."""
+    return pa.array([kind.label for kind in Modality]).take(pa.array(modality))
 
 
 def to_lists(matrix: np.ndarray) -> pa.FixedSizeListArray:

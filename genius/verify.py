@@ -86,7 +86,7 @@ def find_problems(index: "Index", sample: int = 100, deep: bool = False, progres
         for fragment in index.dataset.get_fragments():
             try:
                 for batch in _read(index.dataset, fragment):
-                    yield from _check(index, batch, repairs)
+                    yield from _check(index, model, batch, repairs)
                     content = batch.filter(batch["hash"].is_valid())
                     if model is not None and deep:
                         yield from _check_encoding(index, model, content, repairs)
@@ -199,15 +199,15 @@ def _files(index: "Index", fragment: lance.LanceFragment, error: str) -> list[st
 # Rows
 
 
-def _check(index: "Index", batch: pa.RecordBatch, repairs: "_Repairs") -> Iterator[Problem]:
-    """What can be told without the model."""
+def _check(index: "Index", model: Genius | None, batch: pa.RecordBatch, repairs: "_Repairs") -> Iterator[Problem]:
+    """What can be told without encoding."""
     ids = batch["id"].to_pylist()
     has_content = batch["hash"].is_valid().to_numpy(zero_copy_only=False)
 
     def mend(row: int) -> str:
         return repairs.reindex if has_content[row] else repairs.delete(ids[row])
 
-    for row in np.flatnonzero(_wrong_codes(index, batch)).tolist():
+    for row in np.flatnonzero(_wrong_codes(index, model, batch)).tolist():
         yield Problem("codes", ids[row], "its codes are not such as the model gives.", mend(row))
     if index.header.embeddings:
         embeddings = to_matrix(batch["embedding"]).astype(np.float32)
@@ -218,11 +218,14 @@ def _check(index: "Index", batch: pa.RecordBatch, repairs: "_Repairs") -> Iterat
         yield from _check_content(record, repairs)
 
 
-def _wrong_codes(index: "Index", batch: pa.RecordBatch) -> np.ndarray:
-    """(n,) bool: a code that does not exist, or a first one that is not the item's modality."""
+def _wrong_codes(index: "Index", model: Genius | None, batch: pa.RecordBatch) -> np.ndarray:
+    """(n,) bool: a code that does not exist, or a first one that is not the item's modality, where it must be."""
     codes = to_codes(batch, index.header)
+    absent: np.ndarray = np.any(codes >= np.array(index.header.sizes), axis=1)
+    if model is None or model.first_code != "modality":
+        return absent
     modality = pc.index_in(batch["modality"], pa.array([modality.label for modality in Modality])).fill_null(-1)
-    return (codes >= np.array(index.header.sizes)).any(1) | (codes[:, 0] != modality.to_numpy(zero_copy_only=False))
+    return absent | (codes[:, 0] != modality.to_numpy(zero_copy_only=False))
 
 
 def _wrong_embeddings(embeddings: np.ndarray) -> np.ndarray:
@@ -305,12 +308,12 @@ def _check_encoding(
 ) -> Iterator[Problem]:
     """Whether codes and embeddings are those that the model gives for the content, and pictures those of then.
 
-    Rows that are wrong for a reason that can be seen without the model are passed over: `_check` names them.
+    Rows that are wrong for a reason that can be seen without encoding are passed over: `_check` names them.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(rows), _ENCODED):
             part = rows.slice(start, _ENCODED)
-            part = part.filter(pa.array(~_wrong_codes(index, part)))
+            part = part.filter(pa.array(~_wrong_codes(index, model, part)))
             records = part.select(_CONTENT).to_pylist()
             prepared = list(pool.map(lambda record: _prepare(model, record, repairs), records))
             yield from (one for one in prepared if isinstance(one, Problem))
@@ -365,7 +368,7 @@ def _same_codes(model: Genius, vectors: Vectors, codes: np.ndarray) -> np.ndarra
         same[rows] = _nearest_within_rounding(model.quantizer.codebooks, fused, codes[rows])
         best = _error(model, fused, model.codes(vectors[rows]))
         same[rows] |= _error(model, fused, codes[rows]) <= best * (1 + _ROUNDING)
-        same[rows] &= codes[rows, 0] == vectors[rows].modality
+        same[rows] &= codes[rows, 0] == model.codes(vectors[rows])[:, 0]
     return same
 
 

@@ -341,7 +341,7 @@ def _refused(ids: Sequence[str], vectors: Vectors, metadata: Sequence[dict[str, 
 def _vector_rows(model: Genius, header: Header, ids: list[str], vectors: Vectors, metadata: list[str]) -> pa.Table:
     encoded = _Encoded.of(model, header, vectors)
     columns = {name: pa.nulls(len(ids), header.schema().field(name).type) for name in [*ITEM_COLUMNS, "hash"]}
-    columns |= {"id": ids, "modality": labels(encoded.codes[:, 0]), "metadata": metadata}
+    columns |= {"id": ids, "modality": labels(vectors.modality), "metadata": metadata}
     return encoded.table(columns, header)
 
 

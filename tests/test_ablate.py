@@ -16,8 +16,9 @@ from tiny_benchmark import write_tiny_benchmark
 from genius import ablate as module
 from genius.ablate import Row, Training, ablate, means, read_ablations
 from genius.encoders import Prepared
-from genius.errors import BadData, BadModel, GeniusError
+from genius.errors import BadData, GeniusError
 from genius.images import load_image
+from genius.items import Item
 from genius.model import Genius
 from genius.runs import Score
 
@@ -340,9 +341,13 @@ def test_wrong_requests_are_refused_before_any_work(bench: Path, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
-def test_other_encoders_than_mini_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadModel, match="of kind 'tiny'"):
-        module._encoder(tiny_model(), tmp_path, QUIET)
+def test_vectors_of_other_encoders_are_their_own(bench: Path, tmp_path: Path) -> None:
+    model, images = tiny_model(), sorted(str(path) for path in (bench / "images/test").iterdir())[:2]
+    texts, pictures = module._encoder(model, tmp_path, QUIET)(module._Names(["a red bar", "a cat"], images))
+    expected = model.encode_items([Item("a", text="a red bar"), Item("b", text="a cat")]).text
+    np.testing.assert_allclose(texts, [*expected, np.zeros(model.dim)], atol=1e-3)
+    expected = model.encode_items([Item("c", image=images[0]), Item("d", image=images[1])]).image
+    np.testing.assert_allclose(pictures, [*expected, np.zeros(model.dim)], atol=1e-3)
 
 
 def test_the_vectors_are_those_of_the_models_heads(bench: Path, tmp_path: Path, mini: Any) -> None:

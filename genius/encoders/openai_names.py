@@ -56,7 +56,7 @@ def inferred_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     except KeyError as error:
         raise BadModel(f"These are not the weights of a CLIP of OpenAI's names: {error} is missing.") from error
     found = [match for match in map(BLOCK.fullmatch, weights) if match]
-    layers = {visual: 1 + max(int(m[2]) for m in found if bool(m[1]) == visual) for visual in (False, True)}
+    layers = {visual: len({int(m[2]) for m in found if bool(m[1]) == visual}) for visual in (False, True)}
     same = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "attention_dropout": 0.0, "projection_dim": dim}
     return {
         "model_type": "clip",
