@@ -55,7 +55,7 @@ PEERS = ("flat", "hnsw", "ivfpq")
 LONGEST_BUILD = 900.0  # seconds, unless told
 PROBE = 10_000  # items of the graph that tells how long a larger one takes, if none is known
 TURN = 0.3  # seconds a method has the machine for, or one run if that takes longer
-FEW = 20  # queries from which on Faiss uses matrix products, unless told
+ALWAYS, NEVER = 1, 1_000_000  # Faiss compares by matrix products from so many on
 
 Run = Callable[[], object]
 
@@ -80,6 +80,7 @@ class Settings:
     effort: Effort
     vectors: Path
     longest_build: float = LONGEST_BUILD
+    int8: bool = False
 
 
 def main() -> None:
@@ -94,6 +95,7 @@ def main() -> None:
     parser.add_argument(
         "--longest-build", type=float, default=LONGEST_BUILD, help="seconds that a graph of HNSW may take to build"
     )
+    parser.add_argument("--int8", action="store_true", help="decoder weights of eight bits; in an OUT of its own")
     parser.add_argument("--page", type=Path, help="measure nothing; write OUT/search.json into this page")
     arguments = parser.parse_args()
     console = Console()
@@ -105,7 +107,7 @@ def main() -> None:
             threads, batches = (numbers(getattr(arguments, name), name) for name in ("threads", "batches"))
             effort = QUICK if arguments.quick else FULL
             vectors = arguments.vectors or arguments.out
-            settings = Settings(sizes, threads, batches, effort, vectors, arguments.longest_build)
+            settings = Settings(sizes, threads, batches, effort, vectors, arguments.longest_build, arguments.int8)
             measure(figures, chosen_decoders(arguments.decoders), settings, console)
         finish(figures, arguments.page, console)
     except GeniusError as error:
@@ -283,12 +285,12 @@ class Comparison:
 
     def use_model(self, model: Genius, size: int) -> None:
         material = self.material
-        self.model = model
-        self.searcher = Searcher(model, material.codes[:size], material.embeddings[:size])
+        self.model, model.int8 = model, self.settings.int8
         Trie(material.codes[:K])  # what is compiled or loaded at the first use is not counted
         start = time.perf_counter()
-        trie = self.searcher.trie
+        trie = Trie(material.codes[:size])
         self.trie_seconds = time.perf_counter() - start
+        self.searcher = Searcher(model, material.codes[:size], material.embeddings[:size])
         if (self.name, size) not in self.figures.tries:
             built = TrieRow(self.name, size, self.trie_seconds, trie.nbytes / size, packed_bytes(model.sizes))
             self.figures.add(tries=[built])
@@ -463,7 +465,7 @@ class MiniComparison(Comparison):
 
         asked = self.material.asked
         # Comparing vector by vector, or by a matrix product: for a single query it depends on the machine.
-        products_from = 1 if batch > 1 or (peer.name == "flat" and products_are_quicker(peer, asked)) else FEW
+        products_from = ALWAYS if batch > 1 or (peer.name == "flat" and products_are_quicker(peer, asked)) else NEVER
 
         def search(part: slice) -> np.ndarray:
             faiss.cvar.distance_compute_blas_threshold = products_from
@@ -498,7 +500,7 @@ def products_are_quicker(peer: FaissPeer, asked: np.ndarray) -> bool:
 
     before = faiss.cvar.distance_compute_blas_threshold
     best = []
-    for products_from in (FEW, 1):
+    for products_from in (NEVER, ALWAYS):
         faiss.cvar.distance_compute_blas_threshold = products_from
         contender = Contender(lambda: peer.search(asked[:1], K), 1)
         contender.run()

@@ -5,6 +5,7 @@ once a query however many beams it has, the codes before are remembered, and onl
 Knows nothing of items, tries or beams: q queries with w codes each go in, log-probabilities come out.
 """
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -209,12 +210,17 @@ class Engine:
             return
         direct = product(g, "z", self.decoder.skip)
         g.node("Unsqueeze", direct, g.constant(np.array([1])), output="direct")
-        rows = [self.decoder.rows(level) for level in range(self.written, self.levels)]
-        left = [g.node("LogSoftmax", g.slice(direct, r.start, r.stop, axis=1), axis=-1) for r in rows]
-        if left:
-            g.node("Concat", *left, axis=1, output="left")
+        sizes, end = self.config.sizes[self.written :], self.config.vocabulary
+        free = g.slice(direct, end - sum(sizes), end, axis=1)
+        if len(set(sizes)) == 1:  # all at once
+            free = g.node("LogSoftmax", g.reshape(free, 0, len(sizes), sizes[0]), axis=-1)
+            g.node("Reshape", free, g.constant(np.array([0, sum(sizes)])), output="left")
+        elif sizes:
+            bounds = np.cumsum([0, *sizes]).tolist()
+            parts = [g.slice(free, a, b, axis=1) for a, b in itertools.pairwise(bounds)]
+            g.node("Concat", *(g.node("LogSoftmax", part, axis=-1) for part in parts), axis=1, output="left")
         else:
-            g.slice(direct, 0, 0, axis=1, output="left")
+            g.node("Identity", free, output="left")
 
     def _write_layers(self, g: Graph, past: bool) -> None:
         """The decoder's blocks. Within x, beams stand query by query, and a beam's new tokens together."""
