@@ -219,7 +219,8 @@ def path() -> Iterator[Path]:
         yield folder / "index"
 
 
-def test_a_hundred_kills_lose_nothing_that_was_acknowledged(path: Path, tmp_path: Path, kills: int = 100) -> None:
+def test_a_hundred_kills_lose_nothing_that_was_acknowledged(path: Path, tmp_path: Path) -> None:
+    kills = 100
     generator = random.Random(0)
     takes, again = read_index(Index.open(path)), list[Operation]()
     stages: Counter[str] = Counter()
