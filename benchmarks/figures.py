@@ -358,11 +358,6 @@ def colour(method: str) -> str:
 
 def write_page(figures: Figures, page: Path, picture: Path) -> None:
     """Put tables and plot into the page, between its two marks; what stands around them stays."""
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise GeniusError(f"{page} has no place for figures. Add the lines {BEGIN} and {END} to it.")
     parts = [f"Machine: {figures.machine}."]
     parts += [f"Searched by `{decoder}`: {about}." for decoder, about in sorted(figures.about.items())]
     if picture.exists():
@@ -373,4 +368,13 @@ def write_page(figures: Figures, page: Path, picture: Path) -> None:
     if any(row.disturbed for row in figures.rows.values()):
         parts.append("\\* Other processes were at work while this was measured.")
     parts += [f"Not measured: {what} ({why})." for what, why in figures.skipped.items()]
+    fill_page(page, parts)
+
+
+def fill_page(page: Path, parts: list[str]) -> None:
+    """Paragraphs and tables between the page's two marks; what stands around them stays."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise GeniusError(f"{page} has no place for figures. Add the lines {BEGIN} and {END} to it.")
     page.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}", encoding="utf-8")

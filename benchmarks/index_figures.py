@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import scale
-from figures import BEGIN, END, Sheet, count, number
+from figures import Sheet, count, fill_page, number
 
 from genius.errors import GeniusError
 
@@ -214,15 +214,10 @@ def cell(row: Row, name: str) -> str:
 
 def write_page(figures: Figures, page: Path) -> None:
     """Put the tables into the page, between its two marks; what stands around them stays."""
-    text = page.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise GeniusError(f"{page} has no place for figures. Add the lines {BEGIN} and {END} to it.")
     parts = [f"Machine: {figures.machine}."]
     parts += [f"{NAMES[name]}: {about}." for name, about in sorted(figures.about.items())]
     parts += [one.markdown() for one in sheets(figures)]
     if any(row.disturbed for row in figures.rows.values()):
         parts.append("\\* Other processes were at work while this was measured.")
     parts += [f"Not measured: {what} ({why})." for what, why in figures.skipped.items()]
-    page.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}", encoding="utf-8")
+    fill_page(page, parts)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scale
@@ -21,6 +20,7 @@ from rich.progress import Progress
 
 from genius.decoder import Decoder, DecoderConfig
 from genius.encoders import Vectors
+from genius.encoders.ready import ReadyEncoder
 from genius.fusion import Fusion
 from genius.model import Genius
 from genius.quantizer import Quantizer
@@ -49,32 +49,11 @@ class Material:
     codes_seconds: float = 0.0
 
 
-class NoEncoder:
-    """In the place of an encoder where vectors are drawn, not encoded."""
-
-    kind = "none"
-
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
-
-    def pixels(self, image: Any) -> np.ndarray:
-        raise NotImplementedError
-
-    def encode(self, inputs: Any, progress: bool = False) -> Vectors:
-        raise NotImplementedError
-
-    def state(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def config(self) -> dict[str, Any]:
-        return {"kind": self.kind}
-
-
 def random_model(config: DecoderConfig) -> Genius:
     """T5's initialisation, the same weights every time."""
     torch.manual_seed(0)
     quantizer = Quantizer(config.dim, config.sizes[1], len(config.sizes) - 1)
-    return Genius(NoEncoder(config.dim), Fusion(config.dim, 8), quantizer, Decoder(config))
+    return Genius(ReadyEncoder(config.dim), Fusion(config.dim, 8), quantizer, Decoder(config))
 
 
 def paper_material(size: int, queries: int, progress: Progress, config: DecoderConfig = PAPER) -> Material:

@@ -15,7 +15,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import index as benchmark  # noqa: E402
 import index_sources  # noqa: E402
-from index_figures import BEGIN, END, Bar, Figures, bars, sheets, write_page  # noqa: E402
+from figures import BEGIN, END  # noqa: E402
+from index_figures import Bar, Figures, bars, sheets, write_page  # noqa: E402
 from index_peers import HnswPeer, LancePeer  # noqa: E402
 from index_sources import Drawn, Mixed  # noqa: E402
 
