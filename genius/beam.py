@@ -30,12 +30,14 @@ class Beams:
     lo, hi: (b,) ranges of the trie's sorted rows; logprob: (b,) summed over the codes scored so far, or the last beam's
       for an item that is only near by codes.
     level: how many codes the beams have decided; as many as the trie has levels when they are whole IDs.
+    own: how many of them are beams.
     """
 
     lo: Ints
     hi: Ints
     logprob: Floats
     level: int
+    own: int
 
     def __len__(self) -> int:
         return len(self.lo)
@@ -294,7 +296,8 @@ class Search:
         levels = np.broadcast_to(level, len(queries)).tolist()
         for i, query in enumerate(queries.tolist()):
             part = slice(bounds[i], bounds[i + 1])
-            self.found[query] = Beams(front.lo[part], front.hi[part], front.score[part], levels[i])
+            own = bounds[i + 1] - bounds[i]
+            self.found[query] = Beams(front.lo[part], front.hi[part], front.score[part], levels[i], own)
 
     def fill(self, queries: Mask) -> None:
         """Give these queries what their beams leave of `max_items`: items near by codes, of the best one's modality."""
@@ -321,7 +324,7 @@ class Search:
             )
             score = np.concatenate([beams.logprob, np.full(len(at), beams.logprob.min())])
             lo, hi = np.concatenate([beams.lo, at]), np.concatenate([beams.hi, at + 1])
-            self.found[int(self.live[i])] = Beams(lo, hi, score, beams.level)
+            self.found[int(self.live[i])] = Beams(lo, hi, score, beams.level, beams.own)
 
     def drop(self, queries: Mask) -> None:
         if queries.all():

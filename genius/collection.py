@@ -4,8 +4,10 @@ Holds the snapshot that is read from, looks for newer ones, and lets writers in 
 in others. Knows nothing of how items become rows, or of searching.
 """
 
+import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from genius.errors import BadIndex
+from genius.errors import BadIndex, GeniusError
 from genius.model import Genius
 from genius.snapshot import Snapshot, Unreadable, reading
 from genius.storage import (
@@ -49,8 +51,9 @@ class Version:
 
 
 class Collection:
-    """pinned: an older version that is to stay as it is; every: seconds after which a newer version is looked for by
-    itself (None: never); wait: seconds that a writer waits for another one."""
+    """pinned: an older version that is to stay as it is; every: seconds after which a newer version is looked for, in a
+    thread beside the readers (0: before each reading; None: never); wait: seconds that a writer waits for another one.
+    """
 
     def __init__(
         self, path: Path, snapshot: Snapshot, pinned: bool = False, every: float | None = None, wait: float = 10.0
@@ -58,18 +61,19 @@ class Collection:
         self.path = path
         self._snapshot = snapshot
         self._pinned = pinned
-        self._every = every
+        self._always = every == 0
         self._wait = wait
-        self._looked = time.monotonic()  # when a newer version was last looked for
         self._changing = threading.RLock()  # of the snapshot, by threads
         self._lock = FileLock(path / LOCK, timeout=wait)  # by processes, and by threads too
+        if every and not pinned:
+            threading.Thread(target=_keep_fresh, args=(weakref.ref(self), every), daemon=True).start()
 
     # Reading
 
     @property
     def snapshot(self) -> Snapshot:
-        """What was last seen, or something newer if that is too long ago."""
-        if self._every is not None and time.monotonic() - self._looked >= self._every:
+        """What was last seen."""
+        if self._always:
             self.refresh()
         return self._snapshot
 
@@ -78,7 +82,6 @@ class Collection:
         if self._pinned:
             return False
         with self._changing:
-            self._looked = time.monotonic()
             before = self._snapshot
             for left in reversed(range(RETRIES)):
                 try:
@@ -184,3 +187,17 @@ class Collection:
             dataset, report = compact(snapshot.dataset, keep)
             self._go_on(dataset)
         return report
+
+
+def _keep_fresh(collection: "weakref.ref[Collection]", every: float) -> None:
+    """Look for newer versions until nobody uses the collection any more. What cannot be read is tried again."""
+    while True:
+        time.sleep(every)
+        there = collection()
+        if there is None:
+            return
+        try:
+            there.refresh()
+        except GeniusError as error:
+            logging.getLogger("genius").warning("%s The version seen before is still used.", error)
+        del there

@@ -31,3 +31,10 @@ class BadModel(GeniusError):
 
 class BadIndex(GeniusError):
     """An index folder that is incomplete, damaged, or belongs to another model."""
+
+
+class MissingExtra(GeniusError, ImportError):
+    """An optional dependency is not installed; the message says how to install it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f'{what} needs more packages. Install them with: pip install "genius-search[{extra}]"')

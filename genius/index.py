@@ -7,24 +7,26 @@ the codes are read into memory and searched there. This module is the whole publ
 
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, overload
 
 import lance
 import numpy as np
 
 from genius import collection, writing
+from genius.answers import AddReport, Answer, Coded, CodePage, Hit, Hits
 from genius.collection import Version
 from genius.encoders import Vectors
 from genius.errors import BadIndex, BadItem, GeniusError
 from genius.items import Item, Modality, Query
 from genius.model import Genius
-from genius.searcher import Found, Searcher, check_search
-from genius.snapshot import Snapshot, check_model, scan
+from genius.searcher import Found, Searcher, Trace, check_search
+from genius.snapshot import Snapshot, check_model, reading, scan
 from genius.storage import (
     ITEM_COLUMNS,
     ITEMS,
@@ -36,24 +38,12 @@ from genius.storage import (
     row_to_item,
 )
 from genius.trie import Trie
-from genius.writing import AddReport
 
 if TYPE_CHECKING:
     from genius.export import ExportReport
     from genius.verify import Problem
 
-__all__ = ["AddReport", "CompactReport", "Hit", "Index", "IndexInfo", "Version"]
-
-
-@dataclass(frozen=True)
-class Hit:
-    """One answer. `score` is a log-probability in mode "generate" and a cosine in the others; higher is better."""
-
-    id: str
-    score: float
-    modality: Modality
-    codes: tuple[int, ...]
-    item: Item
+__all__ = ["AddReport", "CompactReport", "Hit", "Hits", "Index", "IndexInfo", "Version"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +69,17 @@ class IndexInfo:
     generation: int
     version: int
     bytes: int
+
+
+class Options(TypedDict, total=False):
+    """How to search: see `Index.search`."""
+
+    mode: str
+    beam: int
+    budget: int
+    ids: Collection[str] | None
+    where: str | None
+    blend: float
 
 
 class Index:
@@ -140,8 +141,8 @@ class Index:
 
         model: the one that made it; without, it is loaded from where the index says when it is first needed.
         version: the index as it was then (see `versions`); it can be read, but not written to.
-        refresh: look for what others have written whenever the last look is so many seconds ago; without, only
-          `refresh()` and writing do.
+        refresh: look for what others have written every so many seconds, beside the searches (0: before each of them);
+          without, only `refresh()` and writing do.
         wait: seconds that a write waits while another process is writing.
         """
         folder = Path(path)
@@ -178,6 +179,11 @@ class Index:
 
     def __contains__(self, id: object) -> bool:
         return isinstance(id, str) and bool(self._collection.read(lambda snapshot: snapshot.records([id], ["id"])))
+
+    def _repr_html_(self) -> str:
+        from genius.notebook import index_html
+
+        return index_html(self)
 
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {len(self)} items, model {self.header.model!r})"
@@ -302,60 +308,59 @@ class Index:
         """How many items satisfy a condition (see `search`); without one, how many there are."""
         return len(self) if where is None else self._collection.read(lambda snapshot: len(snapshot.row_ids(where)))
 
-    def filter(self, where: str, limit: int | None = None) -> list[Item]:
-        """The items that satisfy a condition (see `search`), in the order of the index; at most `limit` of them."""
+    def filter(self, where: str | None = None, limit: int | None = None, offset: int = 0) -> list[Item]:
+        """The items that satisfy a condition (see `search`), in the order of the index: `limit` of them from `offset`.
+
+        Without a condition, any.
+        """
         if limit is not None and limit < 1:
             raise GeniusError(f"limit is {limit}; it must be at least 1.")
+        if offset < 0:
+            raise GeniusError(f"offset is {offset}; it must not be negative.")
 
         def read(snapshot: Snapshot) -> list[Item]:
-            table = snapshot.evaluate(
-                where, lambda: snapshot.dataset.to_table(columns=ITEM_COLUMNS, filter=where, limit=limit)
-            )
-            return [row_to_item(row) for row in table.to_pylist()]
+            def rows() -> list[dict[str, Any]]:
+                return snapshot.dataset.to_table(
+                    columns=ITEM_COLUMNS, filter=where, limit=limit, offset=offset
+                ).to_pylist()
+
+            if where is not None:
+                return [row_to_item(row) for row in snapshot.evaluate(where, rows)]
+            with reading(snapshot.dataset):
+                return [row_to_item(row) for row in rows()]
 
         return self._collection.read(read)
 
-    @overload
-    def search(
-        self,
-        query: Query,
-        k: int = 10,
-        mode: str = "fast",
-        beam: int = 50,
-        budget: int = 1000,
-        ids: Collection[str] | None = None,
-        where: str | None = None,
-        blend: float = 0.0,
-    ) -> list[Hit]: ...
+    # Codes
+
+    def get_coded(self, id: str) -> Coded | None:
+        """The item with this id and its codes, or None."""
+        found = self._collection.read(lambda snapshot: snapshot.coded(snapshot.row_ids_of([id])))
+        return found[0] if found else None
+
+    def browse_codes(self, pattern: Sequence[int | None] = (), limit: int = 50, offset: int = 0) -> CodePage:
+        """The items whose IDs begin with these codes, where None stands for any code, and which codes come next.
+
+        >>> index.browse_codes([0, 17])  # pictures whose first code of meaning is 17  # doctest: +SKIP
+        """
+        levels = len(self.header.sizes)
+        if len(pattern) > levels:
+            raise GeniusError(f"{len(pattern)} codes were given, but the IDs of this index have {levels}.")
+        if limit < 0 or offset < 0:
+            raise GeniusError(f"limit is {limit} and offset {offset}; they must not be negative.")
+        return self._collection.read(lambda snapshot: snapshot.browse(pattern, limit, offset))
 
     @overload
-    def search(
-        self,
-        query: Sequence[Query],
-        k: int = 10,
-        mode: str = "fast",
-        beam: int = 50,
-        budget: int = 1000,
-        ids: Collection[str] | None = None,
-        where: str | None = None,
-        blend: float = 0.0,
-    ) -> list[list[Hit]]: ...
+    def search(self, query: Query, k: int = 10, **options: Unpack[Options]) -> Hits: ...
 
-    def search(
-        self,
-        query: Query | Sequence[Query],
-        k: int = 10,
-        mode: str = "fast",
-        beam: int = 50,
-        budget: int = 1000,
-        ids: Collection[str] | None = None,
-        where: str | None = None,
-        blend: float = 0.0,
-    ) -> list[Hit] | list[list[Hit]]:
+    @overload
+    def search(self, query: Sequence[Query], k: int = 10, **options: Unpack[Options]) -> list[Hits]: ...
+
+    def search(self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[Options]) -> Hits | list[Hits]:
         """The k best items for a query, best first; for a list of queries, a list of such lists.
 
-        mode: "generate", "rerank" or "fast"; beam, budget and blend: see `Searcher.search`. A query with a target gets
-        only items of that kind.
+        A query with a target gets only items of that kind. Options, all with defaults:
+        mode: "generate", "rerank" or "fast"; beam (50), budget (1000) and blend (0): see `Searcher.search`.
         ids: only items with one of these ids.
         where: only items that satisfy this condition: SQL as Lance reads it, over `id`, `text`, `modality` ("image",
           "text" or "image,text"), the metadata fields, and `metadata`, all of them as JSON. Names that are no plain
@@ -363,47 +368,65 @@ class Index:
           (`fields` says which), and null where an item has no such value; lists and objects are in `metadata` only.
         Items that a filter leaves out are never looked at: fewer than k hits come back only when fewer items are left.
         """
+        if isinstance(query, Query):
+            return self.answer(query, k, **options).hits
+        return [answer.hits for answer in self.answer(query, k, **options)]
+
+    @overload
+    def answer(self, query: Query, k: int = 10, **options: Unpack[Options]) -> Answer: ...
+
+    @overload
+    def answer(self, query: Sequence[Query], k: int = 10, **options: Unpack[Options]) -> list[Answer]: ...
+
+    def answer(self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[Options]) -> Answer | list[Answer]:
+        """Like `search`, and how the hits were found: the beams, how many items were ranked, the time of each stage."""
         queries = [query] if isinstance(query, Query) else list(query)
         for asked in queries:
             if not isinstance(asked, Query):
                 raise GeniusError(f"search takes a Query or a list of them, not {asked!r}. Write Query(text=...).")
-        check_search(k, mode, beam, budget, blend)
-        _check_ids(ids)
-        how = {"k": k, "mode": mode, "beam": beam, "budget": budget, "blend": blend}
+        how, among = _checked(k, **options)
 
-        def read(snapshot: Snapshot) -> list[list[Hit]]:
-            snapshot.part(where, ids)  # a bad filter is refused even where nothing is asked
+        def read(snapshot: Snapshot) -> list[Answer]:
+            snapshot.part(*among)  # a bad filter is refused even where nothing is asked
             if not queries:
                 return []
-            vectors, wanted = snapshot.model.encode_queries(queries), [asked.wanted for asked in queries]
-            return _hits(snapshot.search(vectors, wanted, where, ids, **how), snapshot)
+            begun = time.perf_counter()
+            vectors = snapshot.model.encode_queries(queries)
+            seconds = {"encode": time.perf_counter() - begun}
+            trace = snapshot.search(vectors, [asked.wanted for asked in queries], *among, **how)
+            return _answers(snapshot, trace, seconds)
 
-        hits = self._collection.read(read)
-        return hits[0] if isinstance(query, Query) else hits
+        answers = self._collection.read(read)
+        return answers[0] if isinstance(query, Query) else answers
+
+    def answer_vectors(
+        self,
+        vectors: Vectors,
+        wanted: Sequence[Modality | None] | None = None,
+        k: int = 10,
+        **options: Unpack[Options],
+    ) -> list[Answer]:
+        """Like `answer`, for encoded queries. wanted: the kind that each of them asks for."""
+        how, among = _checked(k, **options)
+
+        def read(snapshot: Snapshot) -> list[Answer]:
+            return _answers(snapshot, snapshot.search(vectors, wanted, *among, **how), {})
+
+        return self._collection.read(read)
 
     def search_vectors(
         self,
         vectors: Vectors,
         wanted: Sequence[Modality | None] | None = None,
         k: int = 10,
-        mode: str = "fast",
-        beam: int = 50,
-        budget: int = 1000,
-        ids: Collection[str] | None = None,
-        where: str | None = None,
-        blend: float = 0.0,
+        **options: Unpack[Options],
     ) -> Found:
         """Like `search`, for encoded queries: rows, which `ids` names, and their scores.
 
         A row's number stays the same for as long as this index is open, until it is deleted, changed or encoded anew.
         """
-        _check_ids(ids)
-        how = {"k": k, "mode": mode, "beam": beam, "budget": budget, "blend": blend}
-
-        def read(snapshot: Snapshot) -> Found:
-            return snapshot.search(vectors, wanted, where, ids, **how)
-
-        return self._collection.read(read)
+        how, among = _checked(k, **options)
+        return self._collection.read(lambda snapshot: snapshot.search(vectors, wanted, *among, **how).found)
 
     @property
     def searcher(self) -> Searcher:
@@ -470,22 +493,36 @@ def _source(model: Genius) -> str | None:
     return os.path.abspath(model.source) if model.source and os.path.isdir(model.source) else model.source
 
 
-def _check_ids(ids: Collection[str] | None) -> None:
+def _checked(
+    k: int,
+    mode: str = "fast",
+    beam: int = 50,
+    budget: int = 1000,
+    ids: Collection[str] | None = None,
+    where: str | None = None,
+    blend: float = 0.0,
+) -> tuple[dict[str, Any], tuple[str | None, Collection[str] | None]]:
+    """How to search, and the filter to search among."""
+    check_search(k, mode, beam, budget, blend)
     if isinstance(ids, str):
         raise GeniusError(f"ids is the string {ids!r}. Write a list of ids.")
+    return {"k": k, "mode": mode, "beam": beam, "budget": budget, "blend": blend}, (where, ids)
 
 
-def _hits(found: Found, snapshot: Snapshot) -> list[list[Hit]]:
+def _answers(snapshot: Snapshot, trace: Trace, seconds: dict[str, float]) -> list[Answer]:
     """The items behind the rows, read in one go."""
-    records = snapshot.hits(found)
-    return [
-        [
+    begun = time.perf_counter()
+    records = snapshot.hits(trace.found)
+    hits = [
+        Hits(
             _hit(records[row], score, codes)
             for row, score, codes in zip(*(values.tolist() for values in answers), strict=True)
             if row >= 0
-        ]
-        for answers in zip(*found, strict=True)
+        )
+        for answers in zip(*trace.found, strict=True)
     ]
+    seconds |= trace.seconds | {"read": time.perf_counter() - begun}
+    return [Answer(found, way.branches(), way.looked_at, seconds) for found, way in zip(hits, trace.ways, strict=True)]
 
 
 def _hit(record: dict[str, Any], score: float, codes: list[int]) -> Hit:

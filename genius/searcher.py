@@ -4,12 +4,14 @@ Puts beam search and re-ranking together: `generate`, `rerank` and `fast`. Rows 
 of how queries became vectors, or of disks.
 """
 
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from genius.answers import Branch
 from genius.beam import Beams, beam_search
 from genius.errors import GeniusError
 from genius.model import Genius
@@ -19,6 +21,8 @@ from genius.trie import Trie, concatenate_ranges
 DOUBT = 0.1  # a modality less than this times as probable as the likeliest one is not re-ranked
 SPARE = 65_536  # rows that can be added before embeddings are copied, at least
 MODES = ("generate", "rerank", "fast")
+_NONE = np.zeros(0, np.int64)
+NO_BEAMS = Beams(_NONE, _NONE, np.zeros(0), 0, 0)
 
 
 class Found(NamedTuple):
@@ -30,6 +34,42 @@ class Found(NamedTuple):
     rows: np.ndarray
     scores: np.ndarray
     codes: np.ndarray
+
+
+class Way(NamedTuple):
+    """How one query got to its answers: the trie that was searched, and the beams in it."""
+
+    trie: Trie
+    beams: Beams
+
+    @property
+    def looked_at(self) -> int:
+        return self.beams.items
+
+    def branches(self) -> list[Branch]:
+        """The beams as beginnings of IDs, best first."""
+        beams = self.beams
+        best = np.argsort(-beams.logprob[: beams.own], kind="stable")
+        codes = self.trie.ids(beams.lo[best])[:, : beams.level].tolist()
+        items = (beams.hi - beams.lo)[best].tolist()
+        return [Branch(*found) for found in zip(map(tuple, codes), beams.logprob[best].tolist(), items, strict=True)]
+
+
+class Trace(NamedTuple):
+    """What was found, the way to it for each query, and the seconds it took to "generate" and to "rerank"."""
+
+    found: Found
+    ways: list[Way]
+    seconds: dict[str, float]
+
+    def replace(self, queries: Sequence[int], other: "Trace") -> None:
+        """Take over how another search has answered these queries."""
+        for answers, others in zip(self.found, other.found, strict=True):
+            answers[queries] = others
+        for query, way in zip(queries, other.ways, strict=True):
+            self.ways[query] = way
+        for stage, seconds in other.seconds.items():
+            self.seconds[stage] += seconds
 
 
 class Part(NamedTuple):
@@ -156,35 +196,55 @@ class Searcher:
         among: the rows that may come out, as `part` gives them; the answers are those of a collection of these alone.
         blend: so many times the log-probability of an item's beam is added to its similarity, in "rerank" and "fast".
         """
+        return self.trace(fused, embedding, wanted, k, mode, beam, budget, among, blend).found
+
+    def trace(
+        self,
+        fused: np.ndarray,
+        embedding: np.ndarray,
+        wanted: Sequence[int | None] | np.ndarray | None = None,
+        k: int = 10,
+        mode: str = "fast",
+        beam: int = 50,
+        budget: int = 1000,
+        among: Part | None = None,
+        blend: float = 0.0,
+    ) -> Trace:
+        """As `search`, and how it was found."""
         check_search(k, mode, beam, budget, blend)
         fused, embedding = np.asarray(fused, np.float32), np.asarray(embedding, np.float32)
         bad = np.flatnonzero(~np.isfinite(fused).all(1) | ~np.isfinite(embedding).all(1))
         if len(bad):
             raise GeniusError(f"The vector of query {bad[0]} holds values that are not numbers (NaN). Check the query.")
+        trie = self.trie if among is None else among.trie
+        begun = time.perf_counter()
+        beams = [NO_BEAMS] * len(fused)
+        if len(trie):
+            beams = beam_search(
+                self.model.engine,
+                trie,
+                fused,
+                max(beam, k),
+                max_items=max(budget, k) if mode == "fast" else None,
+                modality=_first_codes(wanted, len(fused)),
+                tails=mode == "generate",
+                doubt=0.0 if mode == "generate" else DOUBT,
+            )
+        generated = time.perf_counter()
         rows = np.full((len(fused), k), -1, np.int64)
         scores = np.full((len(fused), k), -np.inf, np.float32)
-        codes = np.zeros((len(fused), k, self.trie.levels), np.uint16)
-        part = Part(self.trie) if among is None else among
-        if not len(part.trie):
-            return Found(rows, scores, codes)
-        beams = beam_search(
-            self.model.engine,
-            part.trie,
-            fused,
-            max(beam, k),
-            max_items=max(budget, k) if mode == "fast" else None,
-            modality=_first_codes(wanted, len(fused)),
-            tails=mode == "generate",
-            doubt=0.0 if mode == "generate" else DOUBT,
-        )
+        codes = np.zeros((len(fused), k, trie.levels), np.uint16)
         for query, found in enumerate(beams):
+            if not len(found):
+                continue
             if mode == "generate":
                 at, score = self._in_order(found, k)
             else:
-                at, score = self._reranked(part.trie, found, fused[query], embedding[query], k, blend)
-            rows[query, : len(at)], scores[query, : len(at)] = part.trie.order[at], score
-            codes[query, : len(at)] = part.trie.ids(at)
-        return Found(rows, scores, codes)
+                at, score = self._reranked(trie, found, fused[query], embedding[query], k, blend)
+            rows[query, : len(at)], scores[query, : len(at)] = trie.order[at], score
+            codes[query, : len(at)] = trie.ids(at)
+        seconds = {"generate": generated - begun, "rerank": time.perf_counter() - generated}
+        return Trace(Found(rows, scores, codes), [Way(trie, found) for found in beams], seconds)
 
     # What is under the beams of one query: positions in the trie, best first, and their scores
 

@@ -16,12 +16,13 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from genius.answers import CodeChild, Coded, CodePage
 from genius.conditions import check_condition, unusable
 from genius.encoders import Vectors
 from genius.errors import BadIndex
 from genius.items import Modality
 from genius.model import Genius
-from genius.searcher import Found, Growing, Part, Searcher
+from genius.searcher import Found, Growing, Part, Searcher, Trace
 from genius.storage import (
     ITEM_COLUMNS,
     OPEN_COLUMNS,
@@ -29,6 +30,7 @@ from genius.storage import (
     code_columns,
     has_id,
     metadata_fields,
+    row_to_item,
     take,
     to_codes,
     to_matrix,
@@ -193,23 +195,20 @@ class Snapshot:
         where: str | None,
         ids: Collection[str] | None,
         **how: Any,
-    ) -> Found:
-        """As `Searcher.search`, which is told `how`, among the rows that a filter leaves."""
+    ) -> Trace:
+        """As `Searcher.trace`, which is told `how`, among the rows that a filter leaves."""
         fused, embedding, searcher = self.model.fuse(vectors), vectors.embedding(), self.searched.searcher
         among = self.part(where, ids)
         if wanted is None or self.model.first_code == "modality":
-            return searcher.search(fused, embedding, wanted, among=among, **how)
+            return searcher.trace(fused, embedding, wanted, among=among, **how)
         # First codes do not tell the kinds here: a wanted one is a condition as any other.
-        found = searcher.search(fused, embedding, among=among, **how)
+        trace = searcher.trace(fused, embedding, among=among, **how)
         for kind in {asked for asked in wanted if asked is not None}:
             of_kind = f"modality = '{kind.label}'"
             part = self.part(of_kind if where is None else f"({where}) AND {of_kind}", ids)
             rows = [row for row, asked in enumerate(wanted) if asked == kind]
-            for all_answers, answers in zip(
-                found, searcher.search(fused[rows], embedding[rows], among=part, **how), strict=True
-            ):
-                all_answers[rows] = answers
-        return found
+            trace.replace(rows, searcher.trace(fused[rows], embedding[rows], among=part, **how))
+        return trace
 
     def hits(self, found: Found) -> dict[int, dict[str, Any]]:
         """The records behind the rows that were found, by row."""
@@ -309,6 +308,28 @@ class Snapshot:
         """(n, levels) of all rows, in order."""
         with reading(self.dataset):
             return to_codes(self.dataset.to_table(columns=code_columns(self.header)), self.header)
+
+    def coded(self, row_ids: np.ndarray) -> list[Coded]:
+        """The items in these rows, and their IDs."""
+        columns = code_columns(self.header)
+        with reading(self.dataset):
+            rows = take(self.dataset, row_ids, [*ITEM_COLUMNS, *columns])
+        return [Coded(row_to_item(row), tuple(row[column] for column in columns)) for row in rows]
+
+    def browse(self, pattern: Sequence[int | None], limit: int, offset: int) -> CodePage:
+        """What has these codes: neighbours by ID side by side."""
+        searcher, row_ids = self.searched
+        trie = searcher.trie
+        at = trie.matching(pattern)
+        children: list[CodeChild] = []
+        if len(pattern) < trie.levels and len(at):
+            codes, first, counts = np.unique(trie.codes[len(pattern)][at], return_index=True, return_counts=True)
+            examples = self.names(trie.order[at[first]])
+            found = zip(codes.tolist(), counts.tolist(), examples, strict=True)
+            children = sorted((CodeChild(*child) for child in found), key=lambda child: -child.items)
+        shown = row_ids[trie.order[at[offset : offset + limit]]]
+        ids = int((trie.change[at] < trie.levels).sum())
+        return CodePage(len(at), ids, children, self.coded(shown))
 
 
 def scan(dataset: lance.LanceDataset, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:

@@ -4,6 +4,8 @@ No object per node: the children of many nodes come out of a few array operation
 sorting the others again. Knows nothing of items (a caller's row number stands for one), of probabilities, or of files.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
@@ -82,6 +84,20 @@ class Trie:
     def single(self, lo: ArrayLike, hi: ArrayLike) -> NDArray[np.bool_]:
         """Whether all items under a node share one ID. Rows are sorted, so the first and the last tell."""
         return (self.ids(lo) == self.ids(positions(hi) - 1)).all(axis=-1)
+
+    def matching(self, pattern: Sequence[int | None]) -> Ints:
+        """The sorted positions of the rows that begin with these codes; None stands for any code."""
+        lo, hi, given = 0, len(self), 0
+        for column, code in zip(self.codes, pattern, strict=False):
+            if code is None or not 0 <= code <= np.iinfo(column.dtype).max:
+                break
+            part, wanted = column[lo:hi], column.dtype.type(code)
+            lo, hi, given = lo + np.searchsorted(part, wanted), lo + np.searchsorted(part, wanted, "right"), given + 1
+        at = np.arange(lo, hi)
+        for level, code in enumerate(pattern[given:], given):
+            if code is not None:
+                at = at[self.codes[level][at] == code]
+        return at
 
     def restrict(self, keep: NDArray[np.bool_]) -> "Trie":
         """The trie of some of the items only; row numbers stay the caller's. keep: (rows of the caller,) bool."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from genius.answers import AddReport
 from genius.collection import Collection
 from genius.encoders import Prepared, Vectors
 from genius.errors import BadIndex, BadItem, GeniusError
@@ -42,15 +43,6 @@ _COMPARED = ["hash", "metadata", "image"]  # what tells whether an item is there
 _TAKEN = "the index has another item with this id. Use upsert to replace it."
 
 OnCommit = Callable[[list[str]], None]
-
-
-@dataclass(frozen=True)
-class AddReport:
-    """How many items were written, how many were there just so, and the ones that were refused, with their reasons."""
-
-    added: int
-    unchanged: int
-    bad: list[BadItem]
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ def add_items(
             stream.take(batch, pool)
             advance(len(batch), len(stream.bad))
         stream.commit()
-    return AddReport(stream.added, stream.unchanged, stream.bad)
+    return AddReport(stream.added, stream.unchanged, stream.bad, stream.replaced)
 
 
 class _Stream:
@@ -93,7 +85,7 @@ class _Stream:
         self.collection, self.replace, self.on_commit = collection, replace, on_commit
         snapshot = collection.snapshot
         self.header, self.model = snapshot.header, snapshot.model  # loaded before the first item is read
-        self.added = self.unchanged = 0
+        self.added = self.unchanged = self.replaced = 0
         self.bad: list[BadItem] = []
         self.tables: list[pa.Table] = []  # encoded, not yet written
         self.waiting: set[str] = set()  # their ids
@@ -164,6 +156,7 @@ class _Stream:
             report = _write(self.collection, self.header, table, self.replace, _COMPARED, self.on_commit)
             self.added += report.added
             self.unchanged += report.unchanged
+            self.replaced += report.replaced
             self.bad += report.bad
 
 
@@ -200,7 +193,7 @@ def _write(
             collection.change(there, table)
     if on_commit is not None and len(table):
         on_commit(table["id"].to_pylist())
-    return AddReport(len(table), unchanged, bad)
+    return AddReport(len(table), unchanged, bad, len(there))
 
 
 _NOT_NUMBERS = "its vector holds values that are not numbers (NaN). Check the picture and the model's weights."
@@ -296,7 +289,7 @@ def add_vectors(
     if vectors.image.shape[1] != header.dim:
         raise GeniusError(f"The vectors have {vectors.image.shape[1]} dimensions; this index needs {header.dim}.")
     refused = _refused(ids, vectors, metadata)
-    added, unchanged, bad = 0, 0, list(refused.values())
+    added, unchanged, replaced, bad = 0, 0, 0, list(refused.values())
     for start in range(0, len(ids), VECTORS):
         block = range(start, min(start + VECTORS, len(ids)))
         places = [place for place in block if place not in refused]
@@ -309,8 +302,9 @@ def add_vectors(
         report = _write(collection, header, table, replace, ["hash", "metadata", *code_columns(header)], on_commit)
         added += report.added
         unchanged += report.unchanged
+        replaced += report.replaced
         bad += report.bad
-    return AddReport(added, unchanged, bad)
+    return AddReport(added, unchanged, bad, replaced)
 
 
 def _refused(ids: Sequence[str], vectors: Vectors, metadata: Sequence[dict[str, Any]] | None) -> dict[int, BadItem]:
@@ -396,7 +390,7 @@ class _Reindexing:
     def __init__(self, snapshot: Snapshot, header: Header, model: Genius, other: bool) -> None:
         self.snapshot, self.header, self.model, self.other = snapshot, header, model, other
         self.fields = list(metadata_fields(snapshot.dataset, snapshot.header))
-        self.added = self.unchanged = 0
+        self.added = self.unchanged = self.replaced = 0
         self.bad: list[BadItem] = []
 
     def tables(self, advance: Callable[..., None]) -> Iterator[pa.Table]:

@@ -126,7 +126,7 @@ def test_ids_conditions_and_kinds_together_leave_what_satisfies_all(many, chosen
         and (target is None or item.modality == target)
     }
     hits = many.search(
-        Query(text="cat", target=target), k, mode, beam=3, budget=5, ids=chosen, where=where and where[0]
+        Query(text="cat", target=target), k, mode=mode, beam=3, budget=5, ids=chosen, where=where and where[0]
     )
     assert set(ids(hits)) <= expected
     assert len(hits) == len(set(ids(hits))) == min(k, len(expected))

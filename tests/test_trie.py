@@ -187,3 +187,17 @@ def test_bad_codes_are_refused() -> None:
         Trie(np.zeros((3, 2)))
     with pytest.raises(GeniusError, match=r"-1\.\.0"):
         Trie(np.array([[0, -1]]))
+
+
+@settings(deadline=None)
+@given(codes_tables, st.lists(st.none() | few_codes | st.sampled_from([-1, 70_000]), max_size=6))
+def test_rows_that_match_a_pattern(codes: NDArray[np.uint16], pattern: list[int | None]) -> None:
+    trie, pattern = Trie(codes), pattern[: codes.shape[1]]
+    expected = [
+        i
+        for i, row in enumerate(codes.tolist())
+        if all(wanted in (None, code) for wanted, code in zip(pattern, row, strict=False))
+    ]
+    at = trie.matching(pattern)
+    assert sorted(trie.order[at].tolist()) == expected
+    assert (np.diff(at) > 0).all()
