@@ -5,13 +5,14 @@ BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint browser screenshots clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   install, index about 10,000 emoji, ask eight questions and write a gallery"
 	@echo "make test   all checks: lint, then the tests"
 	@echo "make lint   ruff (rules and format) and mypy"
+	@echo "make screenshots  take the pictures of the page in docs/ anew, after make demo"
 	@echo "make clean  remove the virtual environment and caches (not demo/)"
 	@echo
 	@echo "Python 3.11 or newer is needed; choose one with: make test PYTHON=python3.12"
@@ -22,13 +23,28 @@ demo: .venv/.installed-demo
 	@echo "The command genius is in $(BIN). Before you type it: source $(BIN)/activate"
 
 # The tests' tensors are tiny: one thread is fastest, and gives the same last digits on every machine.
-test: lint
+test: lint browser
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The page is tested in a real browser. Where none can be had, these tests are skipped and say so.
+BROWSER := chromium chromium-browser google-chrome google-chrome-stable
+browser:
+	@for name in $(BROWSER); do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing chromium, to test the page with."; \
+	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } \
+	    >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "There is no browser to test the page with. To get one: apt install chromium, or .venv/bin/playwright install chromium"
+
+# The pictures of the page in docs/, taken anew from the demo's index.
+screenshots: .venv/.installed-dev
+	$(BIN)/python docs/screenshots.py demo/emoji.genius
 
 # One stamp for each set of extras (see pyproject.toml). torch goes first, so that no other package chooses its version.
 .venv/.installed-%: pyproject.toml constraints.txt

@@ -1,12 +1,25 @@
-"""What an index answers: hits, how they were found, what has which codes, and what became of items that were added.
+"""How an index is searched and what it answers: hits, the way to them, what has which codes, what became of additions.
 
 Plain data, light to import: an index and a client of the service both give these. Knows nothing of either.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypedDict
 
 from genius.errors import BadItem
 from genius.items import Item, Modality
+
+
+class Options(TypedDict, total=False):
+    """How to search: see `Index.search`."""
+
+    mode: str
+    beam: int
+    budget: int
+    ids: Collection[str] | None
+    where: str | None
+    blend: float
 
 
 @dataclass(frozen=True)

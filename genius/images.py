@@ -17,6 +17,9 @@ from genius.items import ImageSource, printable
 MAX_PIXELS = 64_000_000
 """A picture with more pixels is refused before it is decoded: a small file can claim to fill the memory."""
 
+MAX_SCANS = 100
+"""A JPEG with more is refused: a small file can ask for hours of decoding."""
+
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "AVIF")
 """What is tried, by PIL's names. A closed list keeps rarely used, rarely tested parsers away from strangers' files."""
 
@@ -70,7 +73,20 @@ def _decode(file: IO[bytes], name: str, head: bytes, size: int) -> Image.Image:
     except Exception as error:  # parsers raise many kinds: struct.error, SyntaxError, OverflowError ...
         raise BadImage(f"{name}: {_what_else(head)}") from error
     with image:
+        if image.format in ("JPEG", "MPO") and _scans(file) > MAX_SCANS:
+            raise BadImage(f"{name}: the picture has more than {MAX_SCANS} scans, which none needs. {_SAVE_AS}")
         return _convert(image, name)
+
+
+def _scans(file: IO[bytes]) -> int:
+    """How often a JPEG file goes over its pixels: each time costs as much as decoding a whole picture."""
+    place, count, before = file.tell(), 0, b""
+    file.seek(0)
+    while block := file.read(1 << 20):
+        count += (before + block).count(b"\xff\xda")  # a marker cannot occur within a scan
+        before = block[-1:]
+    file.seek(place)
+    return count
 
 
 def _convert(image: Image.Image, name: str) -> Image.Image:

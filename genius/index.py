@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import lance
 import numpy as np
 
 from genius import collection, writing
-from genius.answers import AddReport, Answer, Coded, CodePage, Hit, Hits
+from genius.answers import AddReport, Answer, Coded, CodePage, Hit, Hits, Options
 from genius.collection import Version
 from genius.encoders import Vectors
 from genius.errors import BadIndex, BadItem, GeniusError
@@ -69,17 +69,6 @@ class IndexInfo:
     generation: int
     version: int
     bytes: int
-
-
-class Options(TypedDict, total=False):
-    """How to search: see `Index.search`."""
-
-    mode: str
-    beam: int
-    budget: int
-    ids: Collection[str] | None
-    where: str | None
-    blend: float
 
 
 class Index:
@@ -333,10 +322,18 @@ class Index:
 
     # Codes
 
-    def get_coded(self, id: str) -> Coded | None:
-        """The item with this id and its codes, or None."""
-        found = self._collection.read(lambda snapshot: snapshot.coded(snapshot.row_ids_of([id])))
-        return found[0] if found else None
+    @overload
+    def get_coded(self, id: str) -> Coded | None: ...
+
+    @overload
+    def get_coded(self, id: list[str]) -> list[Coded | None]: ...
+
+    def get_coded(self, id: str | list[str]) -> Coded | list[Coded | None] | None:
+        """Like `get`, with the codes."""
+        ids = [id] if isinstance(id, str) else list(id)
+        rows = self._collection.read(lambda snapshot: snapshot.coded(snapshot.row_ids_of(ids)))
+        found = {coded.item.id: coded for coded in rows}
+        return found.get(id) if isinstance(id, str) else [found.get(one) for one in ids]
 
     def browse_codes(self, pattern: Sequence[int | None] = (), limit: int = 50, offset: int = 0) -> CodePage:
         """The items whose IDs begin with these codes, where None stands for any code, and which codes come next.

@@ -243,3 +243,11 @@ def test_file_is_closed_again(tmp_path, recwarn):
     for _ in range(50):
         load_image(path)
     assert not [warning for warning in recwarn if warning.category is ResourceWarning]
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded():
+    whole = saved(Image.new("L", (64, 64), 128), "JPEG", progressive=True)
+    last = whole.rindex(b"\xff\xda")
+    load_image(whole[:-2] + whole[last:-2] * 50 + whole[-2:])
+    with pytest.raises(BadImage, match="more than 100 scans"):
+        load_image(whole[:-2] + whole[last:-2] * 200 + whole[-2:])

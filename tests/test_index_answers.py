@@ -109,6 +109,13 @@ def test_an_item_with_its_codes(index, codes):
     found = index.get_coded("t3")
     assert (found.item, found.codes) == (ITEMS[3], codes["t3"])
     assert index.get_coded("t7") is None
+    several = index.get_coded(["t4", "t7", "t3", "t4"])
+    assert [coded and (coded.item.id, coded.codes) for coded in several] == [
+        ("t4", codes["t4"]),
+        None,
+        ("t3", codes["t3"]),
+        ("t4", codes["t4"]),
+    ]
 
 
 def test_items_can_be_read_page_by_page(index):

@@ -12,7 +12,7 @@ class Settings:
     """Every limit in one place. Sizes are in bytes, times in seconds.
 
     read_keys, write_keys: SHA-256 digests of the keys (see `keys`). Reading is open to all unless there are read keys.
-      Writing is open to all only on the loopback interface and only if there are no write keys.
+      Writing is open to all only on the loopback interface and only if there are no keys at all.
     """
 
     host: str = "127.0.0.1"
@@ -66,4 +66,4 @@ class Settings:
     @property
     def writable(self) -> bool:
         """Whether anyone at all may write."""
-        return not self.read_only and (self.loopback or bool(self.write_keys))
+        return not self.read_only and (bool(self.write_keys) or (self.loopback and not self.read_keys))
