@@ -27,7 +27,7 @@ from genius.encoders import Encoder, Prepared, Vectors, load_encoder
 from genius.encoders.places import HUB_ID
 from genius.engine import Engine
 from genius.errors import BadImage, BadItem, BadModel, GeniusError
-from genius.fusion import Fusion
+from genius.fusion import FrozenFusion, Fusion
 from genius.images import load_image
 from genius.items import Item, Query, clean_text
 from genius.quantizer import Quantizer
@@ -121,14 +121,17 @@ class Genius:
 
     # From vectors to codes
 
+    @cached_property
+    def _frozen_fusion(self) -> FrozenFusion:
+        return FrozenFusion(self.fusion)
+
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """(n, d) float32: the fused vectors z, which quantizer and decoder work on."""
         image, text = torch.from_numpy(vectors.image), torch.from_numpy(vectors.text)
         fused = np.empty((len(vectors), self.dim), dtype=np.float32)
 
-        @torch.inference_mode()  # each thread has a mode of its own
         def fuse_block(block: slice) -> None:
-            fused[block] = self.fusion(image[block], text[block]).numpy()
+            fused[block] = self._frozen_fusion(image[block], text[block]).numpy()
 
         over_blocks(fuse_block, len(vectors), 1024)
         return fused

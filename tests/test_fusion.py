@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from genius.errors import GeniusError
-from genius.fusion import Fusion
+from genius.fusion import FrozenFusion, Fusion
 
 
 def _trained(dim: int = 6, hidden: int = 5, seed: int = 0) -> Fusion:
@@ -107,3 +107,25 @@ def test_dropout_acts_in_training_only() -> None:
 def test_wrong_shapes_are_named(image: tuple[int, ...], text: tuple[int, ...]) -> None:
     with pytest.raises(GeniusError, match=r"\(n, 6\)"):
         Fusion(6, 4)(torch.zeros(image), torch.zeros(text))
+
+
+@pytest.mark.parametrize("kinds", [[0], [1], [2], [0, 1], [0, 1, 2]])
+def test_frozen_weights_fuse_alike_whatever_is_absent(kinds: list[int]) -> None:
+    torch.manual_seed(len(kinds))
+    fusion = Fusion(12, hidden=20).eval()
+    for parameter in fusion.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    image, text = torch.randn(30, 12), torch.randn(30, 12)
+    kind = torch.tensor([kinds[i % len(kinds)] for i in range(30)])
+    image[kind == 1], text[kind == 0] = 0, 0
+    expected = fusion(image, text).detach()
+    assert torch.allclose(FrozenFusion(fusion)(image, text), expected, atol=1e-6)
+
+
+def test_frozen_fusion_of_nothing_and_of_wrong_shapes() -> None:
+    frozen = FrozenFusion(Fusion(12, hidden=20))
+    assert frozen(torch.zeros(0, 12), torch.zeros(0, 12)).shape == (0, 12)
+    neither = frozen(torch.zeros(2, 12), torch.zeros(2, 12))
+    assert neither.isfinite().all()
+    with pytest.raises(GeniusError, match="same shape"):
+        frozen(torch.zeros(2, 12), torch.zeros(3, 12))
