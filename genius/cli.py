@@ -21,7 +21,11 @@ from genius.cli_convert import EPILOG as CONVERT_EPILOG
 from genius.cli_convert import convert
 from genius.cli_index import index_app
 from genius.cli_mbeir import mbeir_app
+from genius.cli_mcp import EPILOG as MCP_EPILOG
+from genius.cli_mcp import mcp
 from genius.cli_model import model_app
+from genius.cli_serve import EPILOG as SERVE_EPILOG
+from genius.cli_serve import serve
 from genius.console import AsJson, AtVersion, IndexPath, Where, complain, print_json, read_ids, stdout
 from genius.errors import GeniusError
 
@@ -290,6 +294,8 @@ def report(
     write_report(runs, out, stdout())
 
 
+app.command(epilog=SERVE_EPILOG)(serve)
+app.command(epilog=MCP_EPILOG)(mcp)
 app.command(epilog=CONVERT_EPILOG)(convert)
 
 if __name__ == "__main__":

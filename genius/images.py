@@ -20,7 +20,7 @@ MAX_PIXELS = 64_000_000
 MAX_SCANS = 100
 """A JPEG with more is refused: a small file can ask for hours of decoding."""
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "AVIF")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """What is tried, by PIL's names. A closed list keeps rarely used, rarely tested parsers away from strangers' files."""
 
 SUFFIXES = frozenset(

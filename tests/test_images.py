@@ -38,7 +38,7 @@ def close(image: Image.Image, colour: tuple[int, int, int], at: tuple[int, int] 
     return bool(np.abs(np.array(image.getpixel(at)) - colour).max() <= 8)
 
 
-@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "MPO"])
 def test_reads_path_bytes_and_pil_alike(tmp_path, format):
     data = saved(gradient(), format)
     path = tmp_path / "picture"

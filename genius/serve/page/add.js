@@ -1,0 +1,270 @@
+// add.js: the dialog that adds items: a row for each file, with a name and words that can be changed, sent as bulk jobs
+// and followed until they are done. Knows files and jobs; not what the page shows behind it.
+
+import { addItems, cancelJob, job as askJob } from "./api.js";
+import { $, el, icon, show } from "./dom.js";
+import { base64, isPicture, isText } from "./files.js";
+import { closeOverlay, openOverlay } from "./state.js";
+import { count, plural } from "./wording.js";
+
+const AT_ONCE = { bytes: 20_000_000, items: 500 }; // of one job
+const LONGEST_NAME = 400;
+const POLL = { first: 250, most: 2000 }; // milliseconds
+
+let rows = []; // {file, picture, element, id, text, problem}
+let working = null; // the job that runs: {job, stopped}
+let added = []; // ids of what was sent last
+let finished = () => {};
+let showItems = () => {};
+
+/** done: what to do when items were added; show: what to do with their ids when they are to be shown. */
+export function startAdd({ done, show: shown }) {
+  finished = done;
+  showItems = shown;
+  $("add-open").addEventListener("click", () => openAdd([]));
+  $("add-close").addEventListener("click", () => $("add").close());
+  $("add").addEventListener("close", closed);
+  $("add-files").addEventListener("change", () => {
+    take([...$("add-files").files]);
+    $("add-files").value = "";
+  });
+  $("add-start").addEventListener("click", start);
+  $("add-cancel").addEventListener("click", stop);
+  $("add-show").addEventListener("click", () => {
+    showItems(added);
+    $("add").close();
+  });
+}
+
+export function openAdd(files) {
+  if (!$("add").open) {
+    openOverlay("add");
+    $("add").showModal();
+    if (!working) report();
+  }
+  take(files);
+}
+
+export const addIsOpen = () => $("add").open;
+
+export function closeAdd() {
+  if ($("add").open) $("add").close();
+}
+
+function closed() {
+  closeOverlay();
+  if (working) return; // it goes on; opening the dialog again shows how far it is
+  rows.forEach(forget);
+  rows = [];
+  list();
+  show(false, $("add-working"), $("add-show"));
+}
+
+// The rows
+
+async function take(files) {
+  for (const file of files) {
+    const row = { file, picture: isPicture(file), id: freeName(file), text: "", problem: null };
+    if (!row.picture) {
+      if (isText(file)) row.text = (await file.text()).trim();
+      else row.problem = "This is neither a picture nor a text file.";
+      if (!row.problem && !row.text) row.problem = "The file is empty.";
+    }
+    row.element = element(row);
+    rows.push(row);
+  }
+  if (files.length) {
+    report();
+    show(false, $("add-working"), $("add-show"));
+  }
+  list();
+}
+
+function freeName(file) {
+  const pasted = /^(image|picture|blob)?(\.\w+)?$/.test(file.name);
+  const name = (pasted ? `picture ${new Date().toISOString().slice(0, 19).replace("T", " ")}` : file.name).slice(-LONGEST_NAME);
+  const taken = new Set(rows.map((row) => row.id));
+  let free = name;
+  for (let number = 2; taken.has(free); number += 1) free = `${name} (${number})`;
+  return free;
+}
+
+function element(row) {
+  const { file } = row;
+  return el("li", { class: "add-row", data: { file: file.name } },
+    el("span", { class: "thumb" }, thumb(row)),
+    el("div", { class: "add-fields" }, row.problem ? [el("p", {}, row.id), el("p", { class: "add-problem problem" }, row.problem)] : fields(row)),
+    el("button", { class: "add-remove quiet square", type: "button", "aria-label": `Leave out ${file.name}`, onclick: () => drop(row) }, icon("close")));
+}
+
+function thumb(row) {
+  if (!row.picture) return icon("text");
+  row.preview ??= URL.createObjectURL(row.file);
+  const image = el("img", { src: row.preview, alt: "" });
+  image.addEventListener("error", () => image.replaceWith(icon("warning")));
+  return image;
+}
+
+function fields(row) {
+  const { file } = row;
+  const rename = () => {
+    row.id = id.value.trim();
+    countReady();
+  };
+  const id = el("input", { class: "add-id", type: "text", maxlength: "512", value: row.id, "aria-label": `Name of ${file.name} in the index`, oninput: rename });
+  const say = () => {
+    row.text = words.value;
+    countReady();
+  };
+  const hint = row.picture ? "Words that belong to the picture (optional)" : "The text";
+  const words = el("textarea", { class: "add-text", rows: row.picture ? 1 : 3, maxlength: "10000", "aria-label": `Words for ${file.name}`, placeholder: hint, oninput: say });
+  words.value = row.text;
+  return [id, words];
+}
+
+function drop(row) {
+  forget(row);
+  rows = rows.filter((other) => other !== row);
+  list();
+}
+
+function forget(row) {
+  if (row.preview) URL.revokeObjectURL(row.preview);
+}
+
+const ready = () => rows.filter((row) => !row.problem && row.id && (row.picture || row.text.trim()));
+
+function list() {
+  $("add-list").replaceChildren(...rows.map((row) => row.element));
+  countReady();
+}
+
+function countReady() {
+  $("add-list").inert = Boolean(working);
+  const number = ready().length;
+  $("add-start").disabled = !number || Boolean(working);
+  $("add-start").textContent = number ? `Add ${plural(number, "item")}` : "Add";
+}
+
+// The jobs
+
+async function start() {
+  const sending = ready();
+  if (!sending.length) return;
+  const sum = { added: 0, replaced: 0, unchanged: 0, bad: [], done: 0 };
+  working = { job: null, stopped: false };
+  added = [];
+  report();
+  show(true, $("add-working"), $("add-cancel"));
+  show(false, $("add-show"));
+  list();
+  let problem = null;
+  try {
+    for (const part of parts(sending)) {
+      if (working.stopped) break;
+      await runPart(part, sum, sending.length);
+    }
+  } catch (error) {
+    problem = error.message;
+  }
+  const stopped = working.stopped;
+  working = null;
+  finish(sending, sum, problem, stopped);
+}
+
+function* parts(sending) {
+  let part = [];
+  let bytes = 0;
+  for (const row of sending) {
+    const size = row.picture ? row.file.size * 1.4 : row.text.length * 3;
+    if (part.length && (bytes + size > AT_ONCE.bytes || part.length >= AT_ONCE.items)) {
+      yield part;
+      part = [];
+      bytes = 0;
+    }
+    part.push(row);
+    bytes += size;
+  }
+  if (part.length) yield part;
+}
+
+async function runPart(part, sum, total) {
+  progress(sum.done, total, "Sending …");
+  const items = await Promise.all(part.map(async (row) => ({
+    id: row.id,
+    text: row.text.trim() || null,
+    image: row.picture ? await base64(row.file) : null,
+  })));
+  const { job } = await addItems(items);
+  working.job = job;
+  if (working.stopped) await cancelJob(job);
+  const state = await follow(job, (now) => progress(sum.done + now.done, total, "Adding …"));
+  for (const name of ["added", "replaced", "unchanged"]) sum[name] += state[name] ?? 0;
+  sum.bad.push(...(state.bad ?? []));
+  sum.done += part.length;
+  const bad = new Set((state.bad ?? []).map((one) => one.id));
+  if (state.state === "done") added.push(...part.filter((row) => !bad.has(row.id)).map((row) => row.id));
+  if (state.state === "failed") throw new Error(state.error ?? "The items could not be added.");
+}
+
+async function follow(id, tell) {
+  let wait = POLL.first;
+  for (;;) {
+    const state = await askJob(id);
+    tell(state);
+    if (!["waiting", "running"].includes(state.state)) return state;
+    await new Promise((done) => setTimeout(done, wait));
+    wait = Math.min(POLL.most, wait * 1.3);
+  }
+}
+
+async function stop() {
+  if (!working) return;
+  working.stopped = true;
+  $("add-cancel").disabled = true;
+  try {
+    if (working.job) await cancelJob(working.job);
+  } catch {
+    // It was over already.
+  }
+  $("add-cancel").disabled = false;
+}
+
+function progress(done, total, what) {
+  $("add-progress").max = total;
+  $("add-progress").value = done;
+  $("add-progress-text").textContent = `${what} ${count(done)} of ${count(total)}`;
+}
+
+function finish(sending, sum, problem, stopped) {
+  const reasons = new Map(sum.bad.map((one) => [one.id, one.reason]));
+  for (const row of sending) {
+    row.problem = reasons.get(row.id) ?? null;
+    if (row.problem) row.element = element(row);
+  }
+  const good = new Set(added);
+  rows.filter((row) => good.has(row.id)).forEach(forget);
+  rows = rows.filter((row) => !good.has(row.id));
+  list();
+  show(false, $("add-working"), $("add-cancel"));
+  show(added.length > 0, $("add-show"));
+  report(said(sum, stopped), problem);
+  if (sum.added || sum.replaced) finished();
+}
+
+function said(sum, stopped) {
+  const parts = [];
+  if (sum.added) parts.push(`${plural(sum.added, "item")} added`);
+  if (sum.replaced) parts.push(`${count(sum.replaced)} replaced`);
+  if (sum.unchanged) parts.push(`${count(sum.unchanged)} there already`);
+  if (sum.bad.length) parts.push(`${count(sum.bad.length)} could not be added`);
+  if (stopped) parts.push("stopped");
+  const text = parts.join(", ");
+  return text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "";
+}
+
+function report(text = "", problem = null) {
+  $("add-report").replaceChildren();
+  if (text) $("add-report").append(el("p", {}, text));
+  if (problem) $("add-report").append(el("p", { class: "problem" }, problem));
+}

@@ -1,0 +1,184 @@
+// api.js: talks to the service. Knows its routes, its errors, the API key and the index in use; touches no element
+// except pictures, which it fills.
+
+const BASE = new URL("../", import.meta.url); // the page's files lie one level below the service's root
+const KEY = "genius.key";
+const KEPT_PICTURES = 400;
+
+let index = "";
+let wantKey = null; // asks the person for a key: message -> Promise<string | null>
+let asking = null;
+
+/** What went wrong, as a sentence. status 0: the service could not be reached. */
+export class ApiError extends Error {
+  constructor(status, message, { code = "", field = null, retryAfter = null } = {}) {
+    super(message);
+    Object.assign(this, { status, code, field, retryAfter });
+  }
+}
+
+export function useIndex(name) {
+  index = name;
+}
+
+export function onKeyWanted(ask) {
+  wantKey = ask;
+}
+
+function key() {
+  try {
+    return sessionStorage.getItem(KEY);
+  } catch {
+    return null;
+  }
+}
+
+function keepKey(value) {
+  try {
+    sessionStorage.setItem(KEY, value);
+  } catch {
+    // Without storage the key is asked for again.
+  }
+}
+
+function address(path, parameters = {}) {
+  const url = new URL(path.replace(/^\//, ""), BASE);
+  if (index && !url.searchParams.has("index")) url.searchParams.set("index", index);
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value !== null && value !== undefined && value !== "") url.searchParams.set(name, value);
+  }
+  return url;
+}
+
+function headers(more = {}) {
+  const value = key();
+  return value ? { ...more, Authorization: `Bearer ${value}` } : more;
+}
+
+async function send(path, { method = "GET", json = null, form = null, parameters = {}, signal = null } = {}) {
+  const body = json === null ? form : JSON.stringify(json);
+  const type = json === null ? {} : { "Content-Type": "application/json" };
+  try {
+    return await fetch(address(path, parameters), { method, body, headers: headers(type), signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The service cannot be reached. Check that it is running and that you are connected.");
+  }
+}
+
+async function request(path, options = {}) {
+  const response = await send(path, options);
+  if (response.ok) return response.status === 204 ? null : response.json();
+  const error = await problem(response);
+  if (error.status === 401 && wantKey) {
+    asking ??= wantKey(error.message).finally(() => (asking = null));
+    const given = await asking;
+    if (given) {
+      keepKey(given);
+      return request(path, options);
+    }
+  }
+  throw error;
+}
+
+async function problem(response) {
+  const retryAfter = Number(response.headers.get("Retry-After")) || null;
+  let said = {};
+  try {
+    said = (await response.json()).error ?? {};
+  } catch {
+    // Not from the service itself, a proxy perhaps: the status has to do.
+  }
+  const message = said.message ?? `The service answered with status ${response.status}.`;
+  return new ApiError(response.status, message, { code: said.code, field: said.field ?? null, retryAfter });
+}
+
+// Routes
+
+/** query: as `state` has it; picture: a file or null. */
+export function search(query, picture, signal) {
+  const wanted = {
+    text: query.q || null,
+    like: query.like || null,
+    instruction: query.instruction || null,
+    target: query.target || null,
+    k: query.k,
+    mode: query.mode,
+    beam: query.beam,
+    budget: query.budget,
+    where: query.where || null,
+    explain: true,
+  };
+  if (!picture) return request("v1/search", { method: "POST", json: wanted, signal });
+  const form = new FormData();
+  for (const [name, value] of Object.entries(wanted)) if (value !== null) form.set(name, String(value));
+  form.set("image", picture, "picture");
+  return request("v1/search", { method: "POST", form, signal });
+}
+
+const itemPath = (id) => `v1/items/${encodeURIComponent(id)}`;
+
+export const indexes = () => request("v1/indexes");
+export const item = (id, signal = null) => request(itemPath(id), { signal });
+export const deleteItem = (id) => request(itemPath(id), { method: "DELETE" });
+export const codes = (pattern, parameters, signal = null) =>
+  request(pattern ? `v1/codes/${pattern}` : "v1/codes", { parameters, signal });
+export const addItems = (items) => request("v1/items", { method: "POST", json: { items } });
+export const job = (id) => request(`v1/jobs/${encodeURIComponent(id)}`);
+export const cancelJob = (id) => request(`v1/jobs/${encodeURIComponent(id)}`, { method: "DELETE" });
+
+// Pictures
+
+const blobs = new Map(); // address -> promise of a blob URL; the oldest go first
+
+const seen = new IntersectionObserver(
+  (entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      seen.unobserve(target);
+      load(target, target.dataset.address);
+    }
+  },
+  { rootMargin: "300px" },
+);
+
+/** Fills an <img> or an SVG <image>. With an API key the picture is fetched, as elements cannot send headers. */
+export function fillPicture(element, path, size) {
+  const url = address(path, { size }).href;
+  if (!key()) return put(element, url);
+  element.dataset.address = url;
+  if (element instanceof HTMLImageElement && element.loading === "lazy") seen.observe(element);
+  else load(element, url);
+  return element;
+}
+
+function put(element, url) {
+  if (element instanceof HTMLImageElement) element.src = url;
+  else element.setAttribute("href", url);
+  return element;
+}
+
+async function load(element, url) {
+  if (!blobs.has(url)) {
+    blobs.set(url, fetchPicture(url));
+    if (blobs.size > KEPT_PICTURES) forgetOldest();
+  }
+  try {
+    put(element, await blobs.get(url));
+  } catch {
+    blobs.delete(url);
+    element.dispatchEvent(new Event("error"));
+  }
+}
+
+async function fetchPicture(url) {
+  const response = await fetch(url, { headers: headers() });
+  if (!response.ok) throw await problem(response);
+  return URL.createObjectURL(await response.blob());
+}
+
+function forgetOldest() {
+  const [url, blob] = blobs.entries().next().value;
+  blobs.delete(url);
+  blob.then(URL.revokeObjectURL, () => {});
+}

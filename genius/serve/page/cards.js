@@ -1,0 +1,75 @@
+// cards.js: items as cards in a grid, wherever they come from. Knows how an item looks and how one moves among cards
+// by keyboard; not what happens when one is opened.
+
+import { fillPicture } from "./api.js";
+import { chips } from "./chips.js";
+import { el, icon } from "./dom.js";
+import { alternative, kind, says, score, title } from "./wording.js";
+
+/** An <img> of an item's picture that says so when it cannot be shown. */
+export function picture(item, size, { lazy = true, alt = alternative(item) } = {}) {
+  const image = el("img", { alt, loading: lazy ? "lazy" : "eager", decoding: "async", draggable: "false" });
+  image.addEventListener("load", () => image.classList.add("there"), { once: true });
+  image.addEventListener("error", () => image.replaceWith(el("span", { class: "gone" }, "The picture cannot be shown.")), { once: true });
+  fillPicture(image, item.picture, size);
+  return image;
+}
+
+/**
+ * A card. item: as the service gives it, with a score if it is a hit.
+ * mode: what the score means; shared, written: see `chips`.
+ */
+export function card(item, { mode = "fast", shared = 0, written = 0 } = {}) {
+  const name = title(item);
+  const data = { id: item.id, modality: item.modality, codes: item.codes.join("-") };
+  if (item.score !== undefined) data.score = item.score;
+  return el(
+    "li",
+    { class: "card", data },
+    el("button", { class: "card-open", type: "button", "aria-label": `${kind(item.modality)}: ${name}` }, face(item), caption(item, name)),
+    el("button", { class: "card-similar", type: "button", "aria-label": `Find similar to ${name}`, title: "Find similar" }, icon("similar"), el("span", { "aria-hidden": "true" }, "Similar")),
+    el("div", { class: "card-facts" }, el("span", { class: "kind" }, kind(item.modality)), item.score === undefined ? null : scoreOf(item, mode)),
+    chips(item.codes, { shared, written }),
+  );
+}
+
+function face(item) {
+  if (item.picture) return el("span", { class: "card-picture" }, picture(item, 512));
+  return el("span", { class: "card-picture words" }, el("span", {}, item.text ?? title(item)));
+}
+
+function caption(item, name) {
+  if (!item.picture && (!item.text || says(item.text, name))) return null; // the face says it already
+  return el("span", { class: "card-title" }, item.picture && item.text ? item.text : name);
+}
+
+/** Fills a grid. Texts alone get wider columns than pictures do. */
+export function fillGrid(grid, items, cards) {
+  grid.classList.toggle("texts", items.length > 0 && items.every((item) => !item.picture));
+  grid.replaceChildren(...cards);
+}
+
+function scoreOf(item, mode) {
+  const { text, meaning } = score(item.score, mode);
+  return el("span", { class: "score", title: meaning }, el("span", { class: "unseen" }, "Score "), text);
+}
+
+export function skeletons(number) {
+  return Array.from({ length: number }, () =>
+    el("li", { class: "card ghost" }, el("span", { class: "card-picture" }), el("span", { class: "line" }), el("span", { class: "line short" })),
+  );
+}
+
+/** Arrow keys move among the cards of a grid; Home and End go to the first and the last. */
+export function walkGrid(event) {
+  const grid = event.target.closest?.(".grid");
+  const here = event.target.closest?.(".card");
+  if (!grid || !here || event.target.closest(".codes")) return;
+  const cards = [...grid.children];
+  const columns = cards.filter((one) => one.offsetTop === cards[0].offsetTop).length;
+  const at = cards.indexOf(here);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + columns, ArrowUp: at - columns, Home: 0, End: cards.length - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  cards[to]?.querySelector(".card-open")?.focus();
+}

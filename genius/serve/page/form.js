@@ -1,0 +1,180 @@
+// form.js: the search form: words, a picture or an item to start from, what to get back, and the options.
+// Turns what is set in it into a query and a query into what is set in it. Does not search.
+
+import { fillPicture, item as askItem } from "./api.js";
+import { $, el, show } from "./dom.js";
+import { forQuery, isPicture } from "./files.js";
+import { DEFAULTS } from "./state.js";
+import { title } from "./wording.js";
+
+const SETTINGS = ["instruction", "mode", "k", "beam", "budget", "where"];
+const NUMBERS = ["k", "beam", "budget"];
+const MODES = {
+  fast: "Writes the first codes of the likeliest IDs, then compares all items below them with the query.",
+  rerank: "Writes whole IDs, then compares their items with the query.",
+  generate: "Writes whole IDs and ranks by their probability alone; no item is compared.",
+};
+
+let index = ""; // the index in use, as the address names it
+let picture = null; // the file in the query
+let like = ""; // or the id of an item
+let preview = null; // the file's blob URL
+
+/** search: what to do when the form is sent. */
+export function startForm(search) {
+  $("search").addEventListener("submit", (event) => {
+    event.preventDefault();
+    $("options").open = false;
+    search(read());
+  });
+  for (const radio of targets()) radio.addEventListener("change", () => hasContent() && search(read()));
+  $("choose-picture").addEventListener("click", () => $("picture").click());
+  $("picture").addEventListener("change", async () => {
+    const [file] = $("picture").files;
+    if (!file) return;
+    await usePicture(file);
+    $("picture").value = "";
+    search(read());
+  });
+  $("remove-picture").addEventListener("click", () => {
+    useNothing();
+    $("q").focus();
+    search(read());
+  });
+  $("q").addEventListener("keydown", (event) => {
+    if (event.key === "Backspace" && !$("q").value && (picture || like)) $("remove-picture").click();
+  });
+  $("mode").addEventListener("change", explainMode);
+  $("options").addEventListener("input", countChanged);
+  $("reset-options").addEventListener("click", () => {
+    for (const name of SETTINGS) $(name).value = DEFAULTS[name];
+    explainMode();
+    countChanged();
+  });
+  document.addEventListener("pointerdown", (event) => {
+    if (!event.target.closest("#options")) $("options").open = false;
+  });
+  $("index").addEventListener("change", () => {
+    index = $("index").selectedIndex === 0 ? "" : $("index").value;
+    if (like) useNothing(); // items belong to their index
+    search(read());
+  });
+}
+
+const targets = () => document.getElementsByName("target");
+const hasContent = () => Boolean($("q").value.trim() || picture || like);
+
+/** The query as the form has it. */
+export function read() {
+  const query = { ...DEFAULTS, index, q: $("q").value.trim(), like, picture };
+  query.target = [...targets()].find((radio) => radio.checked).value;
+  for (const name of SETTINGS) query[name] = NUMBERS.includes(name) ? number(name) : $(name).value.trim();
+  return query;
+}
+
+function number(name) {
+  const { value, min, max } = $(name);
+  return Math.min(Number(max), Math.max(Number(min), Math.round(Number(value)))) || DEFAULTS[name];
+}
+
+/** Sets the form to a query. */
+export function write(query) {
+  index = query.index;
+  if ($("q").value.trim() !== query.q) $("q").value = query.q;
+  for (const radio of targets()) radio.checked = radio.value === query.target;
+  for (const name of SETTINGS) $(name).value = query[name];
+  explainMode();
+  countChanged();
+  if (query.picture !== picture || query.like !== like) {
+    if (query.picture) showFile(query.picture);
+    else if (query.like) useLike(query.like);
+    else useNothing();
+  }
+}
+
+function explainMode() {
+  $("mode-help").textContent = MODES[$("mode").value];
+  $("budget").disabled = $("mode").value !== "fast";
+}
+
+function countChanged() {
+  const changed = SETTINGS.filter((name) => $(name).value.trim() !== String(DEFAULTS[name])).length;
+  $("options-changed").textContent = changed;
+  $("options-changed").setAttribute("aria-label", `${changed} changed`);
+  show(changed > 0, $("options-changed"));
+}
+
+/** What the index has to say about itself: its fields, and the other indexes there are. */
+export function describeIndexes(indexes, current) {
+  show(indexes.length > 1, $("index"));
+  $("index").replaceChildren(...indexes.map(({ name }) => el("option", { value: name }, name)));
+  $("index").value = current.name;
+  const fields = Object.entries(current.fields ?? {}).filter(([name]) => name !== "metadata");
+  $("fields").replaceChildren(
+    el("small", {}, "Fields: "),
+    ...fields.map(([name, type]) => el("button", { type: "button", class: "field", title: `${type}: insert into the filter`, onclick: () => insertField(name) }, name, el("small", {}, type))),
+  );
+}
+
+function insertField(name) {
+  const where = $("where");
+  const word = /^[A-Za-z_]\w*$/.test(name) ? name : `\`${name}\``;
+  const [start, end] = [where.selectionStart, where.selectionEnd];
+  const before = where.value.slice(0, start);
+  where.setRangeText(`${before && !/[\s(]$/.test(before) ? " " : ""}${word} `, start, end, "end");
+  where.focus();
+  countChanged();
+}
+
+// What the query starts from beside words
+
+/** Makes a file the query's picture; files that are no pictures are refused by returning false. */
+export async function usePicture(file) {
+  if (!isPicture(file)) return false;
+  showFile(await forQuery(file));
+  return true;
+}
+
+function showFile(file) {
+  useNothing();
+  picture = file;
+  preview = URL.createObjectURL(file);
+  $("query-thumb").src = preview;
+  chip(file.name && !/^(image|picture|blob)\b/.test(file.name) ? file.name : "Your picture", true);
+}
+
+/** Makes an item what the query starts from. known: the item, if the page has it. */
+export async function useLike(id, known = null) {
+  useNothing();
+  like = id;
+  chip("Similar to …", false);
+  let item = known;
+  try {
+    item ??= await askItem(id);
+  } catch {
+    if (like === id) chip(`Similar to ${id}`, false); // the search itself says what is wrong
+    return;
+  }
+  if (like !== id) return;
+  if (item.picture) fillPicture($("query-thumb"), item.picture, 128);
+  chip(`Similar to ${title(item)}`, Boolean(item.picture));
+}
+
+function chip(name, hasPicture) {
+  $("query-name").textContent = name;
+  $("query-picture").title = name;
+  show(hasPicture, $("query-thumb"));
+  show(!hasPicture, $("query-mark"));
+  show(true, $("query-picture"));
+  $("q").placeholder = hasPicture ? "Add words, such as: in red" : "Describe it, or drop a picture";
+}
+
+function useNothing() {
+  picture = null;
+  like = "";
+  if (preview) URL.revokeObjectURL(preview);
+  preview = null;
+  $("query-thumb").removeAttribute("src");
+  show(false, $("query-picture"));
+  $("q").placeholder = "Describe it, or drop a picture";
+}

@@ -1,0 +1,62 @@
+// home.js: the page before the first search: words and pictures of the index itself, one click from a result.
+// Takes them from the code tree, where every code is something different. Knows nothing of what a click does.
+
+import { codes } from "./api.js";
+import { picture } from "./cards.js";
+import { $, el, show } from "./dom.js";
+import { title } from "./wording.js";
+
+const WORDS = 6;
+const PICTURES = 12;
+
+let filled = null; // the index whose examples are shown
+
+/** Shows examples of an index. */
+export async function showHome(index) {
+  show(index.items === 0, $("home-empty"));
+  if (filled === index.name) return;
+  filled = index.name;
+  const kinds = index.modalities ?? {};
+  const ask = (code, wanted) => (wanted ? codes(String(code), { limit: 24 }) : null);
+  try {
+    const [images, texts, pairs] = await Promise.all([ask(0, kinds.image), ask(1, kinds.text), ask(2, kinds["image,text"])]);
+    if (filled !== index.name) return;
+    showPictures(images ?? pairs);
+    showWords([pairs, texts, images]);
+  } catch {
+    filled = null; // examples are a gift: the page works without them
+  }
+}
+
+/** The examples have changed with the index. */
+export const forgetHome = () => (filled = null);
+
+function showPictures(page) {
+  const all = (page?.children ?? []).map((child) => child.example).filter((example) => example?.picture);
+  const buttons = pick(all, PICTURES).map((example) =>
+    el("button", { type: "button", data: { exampleLike: example.id }, "aria-label": `Find similar to ${title(example)}`, title: "Find similar" }, picture(example, 256, { alt: "" })),
+  );
+  $("home-pictures").querySelector(".samples").replaceChildren(...buttons);
+  show(buttons.length > 0, $("home-pictures"));
+}
+
+function showWords(pages) {
+  const said = pages.flatMap((page) => [...(page?.children ?? []).map((child) => child.example), ...(page?.items ?? [])]);
+  const phrases = new Set();
+  for (const item of said) {
+    if (!item || title(item) === item.id) continue;
+    const words = title(item).replace(/[.!]$/, "").trim();
+    if (words.length >= 3 && words.length <= 32 && /^[\p{L}\p{N} ,'’-]+$/u.test(words)) phrases.add(words.toLowerCase());
+  }
+  const buttons = pick([...phrases], WORDS).map((words) => el("button", { type: "button", class: "pill", data: { exampleWords: words } }, words));
+  $("home-words").querySelector(".pills").replaceChildren(...buttons);
+  show(buttons.length > 0, $("home-words"));
+}
+
+/** Some of them, by chance. */
+function pick(all, number) {
+  const left = [...all];
+  const picked = [];
+  while (left.length && picked.length < number) picked.push(...left.splice(Math.floor(Math.random() * left.length), 1));
+  return picked;
+}

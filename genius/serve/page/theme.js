@@ -1,0 +1,34 @@
+// theme.js: light or dark. Runs before the page is painted, so that it never flashes in the wrong colours.
+// Knows the system's wish and what was chosen here before; nothing else.
+(() => {
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+
+  function chosen() {
+    try {
+      return localStorage.getItem("genius.theme");
+    } catch {
+      return null;
+    }
+  }
+
+  function apply() {
+    root.dataset.theme = chosen() ?? (system.matches ? "dark" : "light");
+  }
+
+  function toggle() {
+    const theme = root.dataset.theme === "dark" ? "light" : "dark";
+    root.dataset.theme = theme;
+    try {
+      localStorage.setItem("genius.theme", theme);
+    } catch {
+      // Without storage the choice lasts until the page is left.
+    }
+  }
+
+  apply();
+  system.addEventListener("change", apply);
+  document.addEventListener("click", (event) => {
+    if (event.target.closest?.("#theme")) toggle();
+  });
+})();

@@ -1,0 +1,206 @@
+// tree.js: the beam as a tree. `plant` merges the decoder's branches, which are beginnings of IDs, into one small tree;
+// `draw` makes it a picture that can be pointed at and walked by keyboard; `list` says the same as nested lists.
+// Knows branches and hits; nothing of how they were found.
+
+import { fillPicture } from "./api.js";
+import { commonLength } from "./chips.js";
+import { el, svg } from "./dom.js";
+import { codesAddress } from "./state.js";
+import { codeName, logProbability, percent, plural, prefixName, title } from "./wording.js";
+
+const LEAVES = 18;
+const NODES = 60;
+const WIDTH = 392;
+const ROW = 25;
+const THUMBS = 2;
+
+/**
+ * The tree of the branches: nodes {codes, label, children, mass, items, best, hits, parent}.
+ * mass: the node's share of the probability of all branches; items: those under its branches; hits: results below it.
+ * Branches with results come first when there are too many to draw; `left` says how many are not drawn.
+ */
+export function plant(branches, hits) {
+  const total = branches.reduce((sum, branch) => sum + Math.exp(branch.logprob), 0) || 1;
+  const answering = (branch) => hits.some((hit) => commonLength(hit.codes, branch.codes) === branch.codes.length);
+  const ordered = [...branches.filter(answering), ...branches.filter((branch) => !answering(branch))];
+  let drawn = Math.min(ordered.length, LEAVES);
+  let root = grow(ordered.slice(0, drawn), branches, hits, total);
+  while (drawn > 1 && size(root) > NODES) {
+    drawn -= 1;
+    root = grow(ordered.slice(0, drawn), branches, hits, total);
+  }
+  return { root, left: branches.length - drawn };
+}
+
+function grow(drawn, all, hits, total) {
+  const root = node([], null);
+  for (const branch of drawn) {
+    let at = root;
+    branch.codes.forEach((code, level) => {
+      let child = at.children.find((one) => one.codes[level] === code);
+      if (!child) {
+        child = node(branch.codes.slice(0, level + 1), at);
+        at.children.push(child);
+      }
+      at = child;
+    });
+    at.end = true;
+  }
+  measure(root, all, hits, total);
+  return collapse(root);
+}
+
+const node = (codes, parent) => ({ codes, parent, children: [], end: false, mass: 0, items: 0, best: -Infinity, hits: [] });
+
+function measure(at, branches, hits, total) {
+  const under = branches.filter((branch) => commonLength(branch.codes, at.codes) === at.codes.length);
+  at.mass = under.reduce((sum, branch) => sum + Math.exp(branch.logprob), 0) / total;
+  at.items = under.reduce((sum, branch) => sum + branch.items, 0);
+  at.best = Math.max(...under.map((branch) => branch.logprob));
+  at.hits = hits.filter((hit) => commonLength(hit.codes, at.codes) === at.codes.length);
+  for (const child of at.children) measure(child, under, at.hits, total);
+  at.children.sort((first, second) => second.mass - first.mass);
+}
+
+/** Long chains without a fork become one step; the modalities stay, as they have names. */
+function collapse(at) {
+  at.children = at.children.map((child) => {
+    let last = child;
+    while (last.codes.length > 1 && last.children.length === 1 && !last.end) last = last.children[0];
+    last.parent = at;
+    last.label = last.codes.slice(at.codes.length).map((code, i) => codeName(code, at.codes.length + i));
+    return collapse(last);
+  });
+  return at;
+}
+
+const size = (at) => at.children.reduce((sum, child) => sum + size(child), 1);
+const depth = (at) => at.children.reduce((most, child) => Math.max(most, depth(child) + 1), 0);
+
+function short(label) {
+  return label.length > 3 ? `${label[0]}·${label[1]}·…` : label.join("·");
+}
+
+export function describe(at) {
+  if (!at.codes.length) return `The query. The decoder followed IDs that begin in these ways; ${plural(at.items, "item")} lie under them.`;
+  const results = at.hits.length ? `, ${plural(at.hits.length, "result")} here` : "";
+  return `${prefixName(at.codes)}: ${plural(at.items, "item")}, log-probability ${logProbability(at.best)} (${percent(at.mass)} of the beam)${results}.`;
+}
+
+// As a drawing
+
+export function draw({ root }, onPoint) {
+  const columns = Math.max(1, depth(root));
+  const room = 92; // at the right, for the leaves' names and pictures
+  const step = (WIDTH - room - 14) / columns;
+  let row = 0;
+  const place = (at, column) => {
+    at.x = 10 + column * step;
+    for (const child of at.children) place(child, column + 1);
+    at.y = at.children.length ? (at.children[0].y + at.children.at(-1).y) / 2 : 16 + ROW * row++;
+  };
+  place(root, 0);
+  const height = 16 + ROW * row;
+  const edges = svg("g", { class: "edges" });
+  const nodes = svg("g", { class: "nodes" });
+  const picture = svg(
+    "svg",
+    { id: "tree", viewBox: `0 0 ${WIDTH} ${height}`, role: "group", "aria-label": "The beam as a tree. Arrow keys move, Enter opens a code. The same as lists is below.", vars: { height: `${height}px` } },
+    edges,
+    nodes,
+  );
+  for (const at of walk(root)) {
+    if (at.parent) edges.append(edge(at));
+    nodes.append(drawNode(at, onPoint));
+  }
+  const first = nodes.firstElementChild;
+  first.setAttribute("tabindex", "0");
+  picture.addEventListener("keydown", (event) => move(event, nodes));
+  return picture;
+}
+
+function* walk(at) {
+  yield at;
+  for (const child of at.children) yield* walk(child);
+}
+
+const answers = (at) => (at.hits.length ? " answers" : "");
+const radius = (at) => 3.5 + 5.5 * Math.sqrt(Math.min(1, at.mass));
+
+function edge(at) {
+  const { x, y } = at.parent;
+  const middle = (x + at.x) / 2;
+  const path = `M${x} ${y}C${middle} ${y} ${middle} ${at.y} ${at.x} ${at.y}`;
+  return svg("path", { class: `edge${answers(at)}`, d: path, "stroke-width": (1 + 3 * Math.sqrt(at.mass)).toFixed(2), data: { prefix: at.codes.join("-") } });
+}
+
+function drawNode(at, onPoint) {
+  const prefix = at.codes.join("-");
+  const level = at.codes.length - 1;
+  const r = radius(at);
+  const leaf = !at.children.length;
+  const data = { node: prefix, items: at.items, logprob: at.best };
+  if (prefix) data.prefix = prefix;
+  const group = svg(
+    "a",
+    { class: `node${answers(at)}${leaf ? " leaf" : ""}`, href: codesAddress(at.codes), tabindex: "-1", "aria-label": describe(at), data, vars: { level: Math.max(0, level) } },
+    svg("circle", { class: "reach", cx: at.x, cy: at.y, r: Math.max(8, r + 4) }),
+    svg("circle", { class: "dot", cx: at.x, cy: at.y, r: r.toFixed(2) }),
+  );
+  if (at.label) group.append(label(at, leaf, r));
+  if (leaf) group.append(...thumbs(at, r));
+  const point = () => onPoint(describe(at));
+  group.addEventListener("pointerenter", point);
+  group.addEventListener("focus", point);
+  group.tree = at;
+  return group;
+}
+
+function label(at, leaf, r) {
+  const place = leaf ? { x: at.x + r + 4, y: at.y + 3.5 } : { x: at.x, y: at.y - r - 4, "text-anchor": "middle" };
+  return svg("text", place, short(at.label));
+}
+
+function thumbs(at, r) {
+  const shown = at.hits.filter((hit) => hit.picture).slice(0, THUMBS);
+  const start = WIDTH - 22 * THUMBS;
+  return shown.map((hit, i) => {
+    const image = svg("image", { x: start + 22 * i, y: at.y - 10, width: 20, height: 20, "aria-hidden": "true" }, svg("title", {}, title(hit)));
+    return fillPicture(image, hit.picture, 64);
+  });
+}
+
+function move(event, nodes) {
+  const here = event.target.tree;
+  const siblings = here?.parent?.children ?? [];
+  const to = {
+    ArrowRight: () => here.children[0],
+    ArrowLeft: () => here.parent,
+    ArrowDown: () => siblings[siblings.indexOf(here) + 1],
+    ArrowUp: () => siblings[siblings.indexOf(here) - 1],
+  }[event.key]?.();
+  if (!to) return;
+  event.preventDefault();
+  const all = [...nodes.children];
+  for (const one of all) one.setAttribute("tabindex", one.tree === to ? "0" : "-1");
+  all.find((one) => one.tree === to).focus();
+}
+
+// As lists
+
+export function list({ root, left }) {
+  const box = el("ul", { id: "tree-list" }, root.children.map(entry));
+  if (left > 0) box.append(el("li", {}, `${plural(left, "more branch", "more branches")} not shown`));
+  return box;
+}
+
+function entry(at) {
+  const facts = `${plural(at.items, "item")}, log-probability ${logProbability(at.best)}${at.hits.length ? `, ${plural(at.hits.length, "result")}` : ""}`;
+  return el(
+    "li",
+    {},
+    el("a", { href: codesAddress(at.codes), data: { prefix: at.codes.join("-") } }, prefixName(at.codes)),
+    ` ${facts}`,
+    at.children.length ? el("ul", {}, at.children.map(entry)) : null,
+  );
+}

@@ -1,0 +1,1 @@
+"""The addresses of the service: each module holds the routes of one thing."""
