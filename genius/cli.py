@@ -26,7 +26,7 @@ from genius.cli_mcp import mcp
 from genius.cli_model import model_app
 from genius.cli_serve import EPILOG as SERVE_EPILOG
 from genius.cli_serve import serve
-from genius.console import AsJson, AtVersion, IndexPath, Where, complain, print_json, read_ids, stdout
+from genius.console import AsJson, AtVersion, IndexPath, Where, busy, complain, print_json, read_ids, stdout
 from genius.errors import GeniusError
 
 if TYPE_CHECKING:
@@ -108,8 +108,9 @@ def search(
 
     query = Query(text=words, image=image, instruction=instruction, target=target)
     ids = None if ids_from is None else read_ids(ids_from)
-    index = Index.open(path, version=version)
-    hits = index.search(query, k=k, mode=mode, beam=beam, budget=budget, ids=ids, where=where)
+    with busy("Searching. The first time on a machine takes some ten seconds more, to compile the inner loops."):
+        index = Index.open(path, version=version)
+        hits = index.search(query, k=k, mode=mode, beam=beam, budget=budget, ids=ids, where=where)
     if as_json:
         print_json([_as_dict(hit) for hit in hits])
     else:

@@ -11,7 +11,7 @@ import typer
 
 from genius.cli_mcp import named_indexes
 from genius.console import complain, say
-from genius.errors import GeniusError
+from genius.errors import GeniusError, MissingExtra
 
 if TYPE_CHECKING:
     from genius.index import Index
@@ -82,9 +82,7 @@ def serve(
     except ImportError as error:
         if (error.name or "").split(".")[0] not in PACKAGES:
             raise
-        raise GeniusError(
-            "genius serve needs some more packages. Install them: pip install 'genius-search[serve]'"
-        ) from error
+        raise MissingExtra("genius serve", "serve") from error
     from genius.index import Index
 
     found = read_keys(keys, os.environ)

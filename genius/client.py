@@ -125,9 +125,9 @@ class _RemoteHits(Hits):
         from genius.notebook import SHOWN, hits_html
 
         try:
-            first = self._client.with_pictures(self[:SHOWN])
-        except (GeniusError, RuntimeError):  # the service or this client may be gone by now
-            first = self
+            first: list[Hit] = self._client.with_pictures(self[:SHOWN])
+        except (GeniusError, RuntimeError):  # the service may be gone by now, or this client closed
+            first = self[:SHOWN]
         return hits_html([*first, *self[SHOWN:]])
 
 
@@ -363,11 +363,11 @@ class Client:
             raise self._strange(f"{type(error).__name__}: {error}") from error
 
     def _if_there(self, ask: Callable[[], T]) -> T | None:
-        """None where the service has no such thing; but an index that it does not have is an error."""
+        """None where there is no such item; but an index or an address that is not there is an error."""
         try:
             return ask()
         except NotFound as error:
-            if error.field == "index":
+            if error.field != "id":
                 raise
             return None
 
@@ -449,14 +449,15 @@ class _Addition:
 
     def _bodies(self, items: Iterable[Item | BadItem]) -> Iterator[dict[str, Any]]:
         for item in items:
+            if isinstance(item, BadItem):
+                self._bad.append(item)
+                continue
             try:
-                if isinstance(item, BadItem):
-                    raise item
-                yield _item_body(item)
-            except BadItem as error:
-                self._bad.append(error)
+                body = _item_body(item)
             except BadImage as error:
                 self._bad.append(BadItem(item.id, str(error)))
+            else:
+                yield body
 
     def _start(self, bodies: list[dict[str, Any]]) -> None:
         """Send them as one job; where one of them is refused out of hand, find it by halving."""
@@ -582,7 +583,9 @@ def _check_url(url: str) -> str:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
         raise GeniusError(f"{url!r} is no address ({error}). Write one like http://127.0.0.1:8000.") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.userinfo:
+        raise GeniusError("The address holds a name or password. Write one like http://127.0.0.1:8000, and give a key.")
+    if parsed.scheme not in ("http", "https") or not parsed.host or not 0 < (parsed.port or 80) < 1 << 16:
         raise GeniusError(f"{url!r} is no address of a service. Write one like http://127.0.0.1:8000.")
     return str(url).rstrip("/")
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from genius.errors import BadData
@@ -42,6 +43,11 @@ def stdout() -> Console:
 
 def say(sentence: str) -> None:
     stdout().print(Text(sentence), soft_wrap=True)
+
+
+def busy(sentence: str) -> Status:
+    """While it is entered, a terminal shows that something is being done; nothing is left of it."""
+    return Console(stderr=True, highlight=False).status(Text(sentence))
 
 
 def complain(sentence: str) -> None:

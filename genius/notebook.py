@@ -29,6 +29,7 @@ SAMPLE = 6
 """Items of an index that are shown."""
 
 _KINDS = {Modality.IMAGE: "picture", Modality.TEXT: "text", Modality.IMAGE_TEXT: "picture + text"}
+_NOUNS = {Modality.IMAGE: "picture", Modality.TEXT: "text", Modality.IMAGE_TEXT: "pair"}
 _PIXELS = 192  # of a thumbnail's longer side; shown smaller
 _SNIPPET = 120  # characters of a text
 _TIP = 1500  # characters shown on hover
@@ -61,7 +62,7 @@ def hits_html(hits: Sequence[Hit]) -> str:
     shared = shared_prefixes(hit.codes for hit in shown)
     pictures = _pictures([hit.item for hit in shown])
     cards = [_hit(hit, picture, shared) for hit, picture in zip(shown, pictures, strict=True)]
-    count = f"{len(hits)} hit" + "s" * (len(hits) != 1) if hits else "Nothing was found."
+    count = _counted(len(hits), "hit") if hits else "Nothing was found."
     return _box(count + (f", the first {SHOWN} shown" if len(hits) > SHOWN else ""), cards)
 
 
@@ -75,7 +76,7 @@ def index_html(index: "Index") -> str:
     items = index.filter(limit=SAMPLE)
     kinds = {kind: index.count(f"modality = '{kind.label}'") for kind in Modality}
     facts = {
-        "items": ", ".join(f"{count:,} {_KINDS[kind]}" for kind, count in kinds.items() if count) or "none yet",
+        "holds": ", ".join(_counted(count, _NOUNS[kind]) for kind, count in kinds.items() if count) or "nothing yet",
         "model": index.header.model or "one that was not saved",
         "codes of an item": ", ".join(_levels(index.header.sizes)),
         "re-ranked by": "embeddings" if index.header.embeddings else "codes",
@@ -87,7 +88,11 @@ def index_html(index: "Index") -> str:
         for name, value in facts.items()
     )
     cards = [_card(item, _kind(item), picture, None, "") for item, picture in zip(items, _pictures(items), strict=True)]
-    return _box(f"{index.path.name}: {len(index):,} items", cards, lines)
+    return _box(f"{index.path.name}: {_counted(len(index), 'item')}", cards, lines)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + "s" * (count != 1)
 
 
 def _levels(sizes: Sequence[int]) -> list[str]:

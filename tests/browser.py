@@ -24,8 +24,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sy
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
-NO_BROWSER = "There is no Chromium to show the page in. Get one with `apt install chromium` or `playwright install chromium`."
-PATIENCE = 4_000  # milliseconds; what takes longer has come to a standstill
+NO_BROWSER = (
+    "There is no Chromium to show the page in. Get one with `apt install chromium` or `playwright install chromium`."
+)
+PATIENCE = 15_000  # milliseconds; what takes longer has come to a standstill
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 
@@ -83,8 +85,10 @@ def watched(browser: Browser, url: str, allowed: Sequence[str] = (), **options: 
         yield page
     finally:
         context.close()
-    assert [problem for problem in problems if not any(part in problem for part in allowed)] == []
-    assert [part for part in allowed if not any(part in problem for problem in problems)] == []
+    unexpected = [problem for problem in problems if not any(part in problem for part in allowed)]
+    missing = [part for part in allowed if not any(part in problem for problem in problems)]
+    assert not unexpected, "\n".join(unexpected)
+    assert not missing, f"the console was expected to say {missing}, but said {problems}"
 
 
 def dropped(page: Page, selector: str, files: Mapping[str, bytes]) -> None:

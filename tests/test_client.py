@@ -69,7 +69,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def url(paths: dict[str, Path]) -> Iterator[str]:
-    with served(paths, max_text=2000) as url:
+    with served(paths, max_text=2000, max_body=4_000_000) as url:
         yield url
 
 
@@ -190,6 +190,8 @@ def test_a_notebook_shows_hits_with_pictures_from_the_service(client):
     client_of_no_one = Client("http://127.0.0.1:9")
     hits = client_module._RemoteHits(client.search(Query(text="red circle"), k=3), client_of_no_one)
     assert "3 hits" in hits._repr_html_()
+    many = client_module._RemoteHits(hits * 30, client_of_no_one)
+    assert "90 hits" in many._repr_html_()
 
 
 def test_several_indexes_by_name(client, url):
@@ -218,6 +220,12 @@ def test_the_services_sentence_comes_through(client):
     assert caught.value.status == 422
 
 
+def test_a_body_that_is_too_large_is_told_although_it_is_not_read(client):
+    with pytest.raises(ServiceError, match="bytes") as caught:
+        client.search(Query(image=RED + bytes(6_000_000)))
+    assert caught.value.status == 413
+
+
 def test_bad_arguments_are_refused_before_anything_is_sent(tmp_path):
     client = Client("http://127.0.0.1:9")
     with pytest.raises(GeniusError, match="takes a Query"):
@@ -240,7 +248,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "id", ["plain", "a/b/c.png", "a/../b", "../up", "x?y#z%2F&=", "ü 猫 🐈", " outer ", "a\nb", "a//b/"]
+    "id", ["plain", "a/b/c.png", "a/../b", "../up", "..", "x?y#z%2F&=", "ü 猫 🐈", " outer ", "a\nb", "a//b/"]
 )
 def test_an_item_is_written_found_and_deleted_whatever_its_id(writer, id):
     item = Item(id, "A violet hippopotamus.", None, {"nested": {"list": [1, None, "ü"]}})
@@ -473,6 +481,14 @@ def test_something_else_that_knows_no_such_address_is_not_taken_for_a_missing_it
         client.get("a")
 
 
+def test_an_address_that_the_service_does_not_have_is_not_taken_for_a_missing_item(url):
+    """As when the address was given with a path that does not belong there."""
+    with Client(f"{url}/v1") as lost:
+        for ask in (lambda: lost.get("a"), lambda: lost.picture("a"), lambda: lost.delete("a")):
+            with pytest.raises(NotFound, match="nothing at this address"):
+                ask()
+
+
 def test_too_few_answers_to_a_batch_are_noticed():
     client, _ = talking(httpx.Response(200, json={"answers": []}))
     with pytest.raises(Unreachable, match="0 answers to 2 queries"):
@@ -615,10 +631,14 @@ def test_a_dead_service_is_told():
 # Addresses, keys, imports
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "", "ftp://host", "http://", "photos.genius", "http://[::1", None])
+NO_ADDRESSES = ["127.0.0.1:8000", "", "ftp://host", "http://", "photos.genius", "http://[::1", None, "http://h:99999"]
+
+
+@pytest.mark.parametrize("url", [*NO_ADDRESSES, "http://name:password@host"])
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(GeniusError, match="Write one like http"):
+    with pytest.raises(GeniusError, match="Write one like http") as caught:
         Client(url)
+    assert "password@" not in str(caught.value)
 
 
 def test_an_address_may_have_a_path_before_the_service():

@@ -123,7 +123,7 @@ def test_codes_that_hits_share_from_the_beginning_have_a_colour():
 
 def test_an_index_shows_what_it_holds(index):
     page = well_formed(index_html(index))
-    for part in ("things.genius: 3 items", "1 picture, 1 text, 1 picture + text", "1 of 3, 3 of 8", "embeddings"):
+    for part in ("things.genius: 3 items", "1 picture, 1 text, 1 pair", "1 of 3, 3 of 8", "embeddings"):
         assert part in page.text
     assert "lang (text)" in page.text
     assert "year (number)" in page.text
@@ -132,7 +132,7 @@ def test_an_index_shows_what_it_holds(index):
 
 def test_an_empty_index_and_one_of_vectors_alone_are_shown_too(tmp_path):
     index = Index.create(tmp_path / "new.genius", tiny_model())
-    assert "none yet" in well_formed(index_html(index)).text
+    assert "nothing yet" in well_formed(index_html(index)).text
     index.add_vectors(["v"], index.model.encode_items([Item("v", image=picture("red"))]))
     assert "vector only" in well_formed(index_html(index)).text
     (found,) = index.search(Query(text="red"), k=1)
@@ -235,7 +235,7 @@ display(index)
 index.search(Query(text="cat"), k=3)
 """
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = notebook.cells[0].outputs
     assert [output.output_type for output in outputs] == ["display_data", "execute_result"]
     assert "things.genius: 3 items" in well_formed(outputs[0].data["text/html"]).text

@@ -79,9 +79,11 @@ def asked(page: Page, act: Callable[[], Any]) -> dict[str, Any]:
 def shows(page: Page, answer: dict[str, Any]) -> None:
     ids = [hit["id"] for hit in answer["hits"]]
     page.wait_for_function(
-        """(ids) => !document.documentElement.dataset.busy
-           && JSON.stringify([...document.querySelectorAll("#results [data-id]")].map((one) => one.dataset.id)) === ids""",
-        arg=json.dumps(ids, ensure_ascii=False, separators=(",", ":")),
+        """(ids) => {
+          const shown = [...document.querySelectorAll("#results [data-id]")].map((one) => one.dataset.id);
+          return !document.documentElement.dataset.busy && JSON.stringify(shown) === JSON.stringify(ids);
+        }""",
+        arg=ids,
     )
 
 
@@ -234,7 +236,13 @@ def test_options_are_sent(visit: Visit) -> None:
     _, body = sent(page, lambda: page.press("#where", "Enter"))
     asked_for = json.loads(body)
     settings = {name: asked_for[name] for name in ("mode", "k", "beam", "instruction", "where")}
-    assert settings == {"mode": "generate", "k": 3, "beam": 20, "instruction": "Find a drawing.", "where": "colour = 'blue'"}
+    assert settings == {
+        "mode": "generate",
+        "k": 3,
+        "beam": 20,
+        "instruction": "Find a drawing.",
+        "where": "colour = 'blue'",
+    }
     shown = page.locator("#results [data-id]")
     expect(shown.first).to_have_attribute("data-id", re.compile("blue"))
     expect(shown).to_have_count(3)
@@ -257,7 +265,9 @@ def test_the_tree_is_the_beam_of_the_answer(visit: Visit) -> None:
     branches = answer["tree"]["branches"]
     nodes = page.locator("#tree [data-node]")
     expect(nodes.first).to_be_visible()
-    drawn = nodes.evaluate_all("(all) => all.map((one) => [one.dataset.node, +one.dataset.items, +one.dataset.logprob])")
+    drawn = nodes.evaluate_all(
+        "(all) => all.map((one) => [one.dataset.node, +one.dataset.items, +one.dataset.logprob])"
+    )
     assert len(drawn) == len({prefix for prefix, _, _ in drawn}) > 3
     for prefix, items, logprob in drawn:
         codes = [int(code) for code in prefix.split("-") if code]
@@ -350,7 +360,11 @@ def test_the_code_tree_can_be_walked_from_the_root(visit: Visit) -> None:
 
 def test_dropped_files_are_added_found_and_deleted(visit: Visit) -> None:
     page = visit()
-    files = {"brown-square.png": png("brown square"), "note.txt": b"A walk along the river in autumn.", "song.mp3": b"ID3"}
+    files = {
+        "brown-square.png": png("brown square"),
+        "note.txt": b"A walk along the river in autumn.",
+        "song.mp3": b"ID3",
+    }
     dropped(page, "body", files)
     rows = page.locator("#add [data-file]")
     expect(rows).to_have_count(3)
@@ -365,8 +379,8 @@ def test_dropped_files_are_added_found_and_deleted(visit: Visit) -> None:
     expect(hit(page, "brown-square.png", "#items-list")).to_have_attribute("data-modality", "image,text")
 
     assert search(page, "walking beside a river in autumn")["hits"][0]["id"] == "note.txt"
-    answer = asked(page, lambda: page.set_input_files("#picture", chosen({"b.png": png("brown square")})))
-    assert "brown-square.png" in first_ids(answer, 5)
+    asked(page, page.locator("#search label:has(input[name=target][value='image,text'])").click)
+    assert "brown-square.png" in first_ids(search(page, "a wooden box"), 3)
     for id in ("note.txt", "brown-square.png"):
         delete(page, id)
     page.goto("/?q=river+in+autumn")
@@ -423,7 +437,8 @@ def test_a_picture_that_cannot_be_read_shows_what_the_service_says(visit: Visit)
     with page.expect_response(lambda response: "/v1/search" in response.url) as got:
         page.set_input_files("#picture", chosen({"broken.png": b"not a picture at all"}))
     expect(page.locator("#error-message")).to_have_text(got.value.json()["error"]["message"])
-    assert search(page, "a red circle")["hits"] if page.click("#remove-picture") is None else False
+    page.click("#remove-picture")
+    assert search(page, "a red circle")["hits"]
     expect(page.locator("#error")).to_be_hidden()
 
 
@@ -438,7 +453,7 @@ def test_a_picture_of_too_many_pixels_is_refused_with_a_sentence(visit: Visit) -
 def test_a_large_photo_is_made_smaller_before_it_is_sent(visit: Visit) -> None:
     page = visit()
     out = io.BytesIO()
-    Image.effect_noise((2400, 2400), 90).convert("RGB").save(out, "PNG")
+    Image.effect_noise((1200, 1200), 90).convert("RGB").save(out, "PNG")
     assert len(out.getvalue()) > 3_000_000
     _, body = sent(page, lambda: page.set_input_files("#picture", chosen({"photo.png": out.getvalue()})))
     assert len(body) < 2_000_000
@@ -476,7 +491,7 @@ def test_a_key_is_asked_for_and_a_service_that_stops_is_reported(visit: Visit, t
         page.fill("#q", "a green square")
         page.press("#q", "Enter")
         expect(page.locator("#error")).to_be_visible()
-        expect(page.locator("#error-message")).to_contain_text("cannot be reached")
+        expect(page.locator("#error")).to_contain_text("cannot be reached")
         expect(page.locator("#retry")).to_be_visible()
 
 
@@ -484,10 +499,12 @@ def test_a_key_is_asked_for_and_a_service_that_stops_is_reported(visit: Visit, t
 
 
 def test_odd_names_and_texts_are_shown_as_they_are(visit: Visit) -> None:
-    page = visit("/?q=a+red+circle&index=odd")
+    page = visit("/?q=a+red+circle&index=odd", allowed=["status of 404"])
     shown = page.locator("#results [data-id]")
     expect(shown).to_have_count(len(ODD_IDS) + 3)
-    assert {*ODD_IDS, "markup", "long", "missing"} == set(shown.evaluate_all("(all) => all.map((one) => one.dataset.id)"))
+    assert {*ODD_IDS, "markup", "long", "missing"} == set(
+        shown.evaluate_all("(all) => all.map((one) => one.dataset.id)")
+    )
     expect(hit(page, "missing")).to_contain_text("cannot be shown")
     assert overflow(page) == []
     for id in ODD_IDS:
@@ -499,19 +516,20 @@ def test_odd_names_and_texts_are_shown_as_they_are(visit: Visit) -> None:
         expect(page.locator("#item")).to_be_hidden()
 
 
-@pytest.mark.parametrize("id", ODD_IDS)
-def test_odd_names_can_be_searched_with(visit: Visit, id: str) -> None:
-    page = visit("/?q=a+red+circle&index=odd")
-    card = hit(page, id)
-    card.hover()
-    answer = asked(page, card.locator(".card-similar").click)
-    assert answer["hits"][0]["id"] == id
-    page.reload()
-    shows(page, answer)
+def test_odd_names_can_be_searched_with(visit: Visit) -> None:
+    page = visit(allowed=["status of 404"])
+    for id in ODD_IDS:
+        page.goto("/?q=a+red+circle&index=odd")
+        card = hit(page, id)
+        card.hover()
+        answer = asked(page, card.locator(".card-similar").click)
+        assert answer["hits"][0]["id"] == id
+        page.reload()
+        shows(page, answer)
 
 
 def test_an_index_can_be_chosen_and_may_be_empty(visit: Visit) -> None:
-    page = visit()
+    page = visit(allowed=["status of 404"])
     expect(page.locator("#index")).to_be_visible()
     expect(page.locator("#index")).to_have_value("shapes")
     page.select_option("#index", "empty")
@@ -621,7 +639,9 @@ def test_nothing_stands_in_the_way_of_anybody(visit: Visit, window: dict[str, in
 
 
 def arrived(page: Page, name: str) -> None:
-    shown = {"home": "[data-example-like]", "codes": "#codes-items [data-id]", "error": "#error"}.get(name, "#results [data-id]")
+    shown = {"home": "[data-example-like]", "codes": "#codes-items [data-id]", "error": "#error"}.get(
+        name, "#results [data-id]"
+    )
     expect(page.locator(shown).first).to_be_visible()
     page.wait_for_function("() => !document.documentElement.dataset.busy")
 
@@ -677,9 +697,9 @@ def test_nothing_moves_for_those_who_asked_for_it(visit: Visit) -> None:
     expect(page.locator("#results [data-id]").first).to_be_visible()
     moving = page.evaluate(
         """() => [...document.querySelectorAll("body, body *")].filter((one) => {
-            const { animationDuration, transitionDuration, animationName } = getComputedStyle(one);
-            const seconds = (list) => Math.max(...list.split(",").map((text) => parseFloat(text)));
-            return seconds(transitionDuration) > 0.01 || (animationName !== "none" && seconds(animationDuration) > 0.01);
+            const style = getComputedStyle(one);
+            const moves = (list) => list.split(",").some((text) => parseFloat(text) > 0.01);
+            return moves(style.transitionDuration) || (style.animationName !== "none" && moves(style.animationDuration));
           }).map((one) => one.id || one.className?.baseVal || one.className)"""
     )
     assert moving == []
@@ -688,5 +708,7 @@ def test_nothing_moves_for_those_who_asked_for_it(visit: Visit) -> None:
 def test_the_page_needs_nothing_but_its_own_server(visit: Visit) -> None:
     page = visit("/?q=red")
     expect(page.locator("#results [data-id]").first).to_be_visible()
-    hosts = page.evaluate("() => [...new Set(performance.getEntriesByType('resource').map((one) => new URL(one.name).host))]")
+    hosts = page.evaluate(
+        "() => [...new Set(performance.getEntriesByType('resource').map((one) => new URL(one.name).host))]"
+    )
     assert hosts == [page.evaluate("() => location.host")]

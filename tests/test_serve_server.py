@@ -155,6 +155,24 @@ def until(condition: Callable[[], bool]) -> bool:
     return True
 
 
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def listened(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    """What is logged from now on."""
+    logger, handler = logging.getLogger("genius.serve"), Lines()
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]  # it remembers which levels are on
+    return handler
+
+
 # Heads
 
 
@@ -241,6 +259,8 @@ def test_long_heads_are_refused(service):
         status, _ = client.reply()
         assert status in (431, 0)  # 0: what was still being sent met a closed door
     with Client(service.port) as client:
+        assert client.ask(headers="X:\r\n" * (server.MAX_HEAD // 4))[0] == 431
+    with Client(service.port) as client:
         assert client.ask(headers="X: " + "y" * (server.MAX_HEAD // 2) + "\r\n") == (200, b"hello")
 
 
@@ -256,6 +276,19 @@ def test_requests_sent_at_once_are_answered_in_order_but_not_without_end(service
             answered += 1
         assert answered <= server.MAX_PIPELINE + 1
         assert client.closed()
+
+
+def test_a_client_that_hangs_up_on_many_requests_is_no_accident(monkeypatch):
+    handler = listened(monkeypatch)
+    with running(QUICK) as service:
+        with Client(service.port) as client:
+            client.send(10 * "GET /v1/wait HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert service.app.state.asked.wait(PATIENCE)
+        assert until(lambda: service.connections == 0)
+        service.app.state.go_on.set()
+        assert until(lambda: not service.server.server_state.tasks)
+        assert len(handler.lines) == 1  # the others are not even begun
+    assert not any("failed" in line for line in handler.lines)
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
@@ -365,20 +398,8 @@ def test_a_client_that_reads_a_long_answer_gets_it_all(service):
 # The log
 
 
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def test_the_log_has_a_short_line_for_a_request_and_nothing_of_what_was_asked(service, monkeypatch):
-    logger, handler = logging.getLogger("genius.serve"), Lines()
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    logger.manager._clear_cache()  # type: ignore[attr-defined]  # it remembers which levels are on
+    handler = listened(monkeypatch)
     with Client(service.port) as client:
         assert client.ask(path="/?q=my%20secret")[0] == 200
         assert client.ask(path="/a%0Ab%1B[1m")[0] == 404

@@ -25,6 +25,8 @@ from genius.serve.work import Work
 
 log = logging.getLogger("genius.serve")
 
+PARTS = (search, items, codes, pictures, jobs, indexes, status, pages)
+
 
 def create_app(served: Mapping[str, Served], settings: Settings) -> FastAPI:
     """The app over some indexes by name; the first is the one that is meant where none is named."""
@@ -40,10 +42,12 @@ def create_app(served: Mapping[str, Served], settings: Settings) -> FastAPI:
     )
     app.state.served, app.state.settings = dict(served), settings
     app.state.metrics, app.state.work, app.state.thumbnails = Metrics(served), Work(), Thumbnails()
-    for routes in (search, items, codes, pictures, jobs, indexes, status, pages):
-        app.include_router(routes.router)
+    app.state.routes = [route for part in PARTS for route in part.router.routes]
+    for part in PARTS:
+        app.include_router(part.router)
     app.openapi = lambda: description_of(app)  # type: ignore[method-assign]
     install_problems(app)
+    app.add_middleware(Heads)
     security.install(app, settings)
     app.add_middleware(Counted, metrics=app.state.metrics)
     return app
@@ -67,6 +71,26 @@ async def _start(one: Served) -> None:
         await asyncio.to_thread(one.start)
     except Exception:  # the others go on; /readyz says that this one is not there
         log.exception("The index %s cannot be served.", one.name)
+
+
+class Heads:
+    """Middleware: HEAD is answered like GET, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            return await self._app(scope, receive, send)
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        as_get = {**scope, "method": "GET"}
+        try:
+            await self._app(as_get, receive, without_body)
+        finally:
+            scope["route"] = as_get.get("route")
 
 
 class Counted:

@@ -24,7 +24,7 @@ CACHE = 64_000_000  # bytes of small pictures that are kept
 LARGEST = 200_000_000  # bytes of a picture file that is read
 READS = 20_000  # pieces that a picture may consist of
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
-"""What clients may send, by PIL's names: fewer than an operator may index. Parsers that are open to all should be few."""
+"""What clients may send, by PIL's names: less than an operator may index, for parsers open to all should be few."""
 _NAMES = "PNG, JPEG, WebP, GIF, BMP or AVIF"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _GONE = "The picture of this item is gone or cannot be read any more. Its file may have been moved."
@@ -70,18 +70,18 @@ def _many_chunks(png: bytes) -> bool:
     return True
 
 
-def picture_bytes(item: Item) -> bytes:
-    """The picture file of a stored item, which may lie where the operator's path says."""
+def picture_bytes(item: Item, field: str) -> bytes:
+    """The picture file of a stored item, which may lie where the operator's path says. field: that named the item."""
     if isinstance(item.image, bytes):
         return item.image
     assert isinstance(item.image, str | os.PathLike)
     try:
         path = Path(item.image)
         if path.stat().st_size > LARGEST:
-            raise Problem(404, _GONE, "id")
+            raise Problem(404, _GONE, field)
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        raise Problem(404, _GONE, "id") from error
+        raise Problem(404, _GONE, field) from error
 
 
 def fingerprint(item: Item, size: int) -> str:

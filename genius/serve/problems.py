@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -143,6 +144,13 @@ def _sentence(field: str | None, wrong: Mapping[str, Any]) -> str:
     return f"{name} {wrong['msg']}" if kind == "genius" else f"{name}: {wrong['msg']}."
 
 
+def _allowed(request: Request) -> str:
+    """The methods that an address takes; the framework names only those of the first route that has it."""
+    routes: list[APIRoute] = request.app.state.routes
+    found = {method for route in routes if route.path_regex.match(request.url.path) for method in route.methods or ()}
+    return ", ".join(sorted(found | ({"HEAD"} if "GET" in found else set())))
+
+
 def install_problems(app: FastAPI) -> None:
     """Every error of a route becomes an answer in the one shape."""
 
@@ -162,8 +170,8 @@ def install_problems(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = _SENTENCES.get(error.status_code, str(error.detail))
-        return error_answer(error.status_code, message, headers=error.headers)
+        headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
+        return error_answer(error.status_code, _SENTENCES.get(error.status_code, str(error.detail)), headers=headers)
 
     async def on_gone(request: Request, error: Exception) -> Response:
         return error_answer(400, "The body ended too early. Send the request again.")

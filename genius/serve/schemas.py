@@ -195,6 +195,9 @@ class Bulk(Body):
     """Many items at once."""
 
     items: Annotated[list[NewItem], AtMost("max_items")] = Field(min_length=1)
+    replace: bool = Field(
+        True, description="Whether an item whose id is taken replaces the one that has it; otherwise it is refused."
+    )
 
 
 # What clients get. These describe; they are not used to make answers, which would take longer than some searches.
@@ -313,6 +316,7 @@ class ExampleAnswer(BaseModel):
     id: str
     modality: Kind
     text: str | None
+    metadata: dict[str, Any]
     picture: str | None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from genius.errors import GeniusError
 from genius.serve.problems import CODES, error_answer
@@ -193,6 +193,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._reading_timer: asyncio.TimerHandle | None = None
         self._unread: int | None = None
         self._deaf = False
+        self._running: RequestResponseCycle | None = None
 
     # Connections
 
@@ -206,7 +207,15 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_arrived()
         self._stop_watching()
+        self.pipeline.clear()
+        if self._running is not None:  # uvicorn tells only the newest of pipelined requests that the client has gone
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     # Heads of requests
 
@@ -239,7 +248,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _check_limits(self) -> None:
         if len(self.connections) > self._settings.max_connections:
             self._break_off(503, _TOO_MANY)
-        elif len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
+        elif len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD:
             self._break_off(431, _LONG_HEAD)
         elif len(self.pipeline) >= MAX_PIPELINE:
             self.transport.abort()

@@ -82,7 +82,9 @@ async function take(files) {
 
 function freeName(file) {
   const pasted = /^(image|picture|blob)?(\.\w+)?$/.test(file.name);
-  const name = (pasted ? `picture ${new Date().toISOString().slice(0, 19).replace("T", " ")}` : file.name).slice(-LONGEST_NAME);
+  const name = (pasted ? `picture ${new Date().toISOString().slice(0, 19).replace("T", " ")}` : file.name).slice(
+    -LONGEST_NAME,
+  );
   const taken = new Set(rows.map((row) => row.id));
   let free = name;
   for (let number = 2; taken.has(free); number += 1) free = `${name} (${number})`;
@@ -91,10 +93,26 @@ function freeName(file) {
 
 function element(row) {
   const { file } = row;
-  return el("li", { class: "add-row", data: { file: file.name } },
+  return el(
+    "li",
+    { class: "add-row", data: { file: file.name } },
     el("span", { class: "thumb" }, thumb(row)),
-    el("div", { class: "add-fields" }, row.problem ? [el("p", {}, row.id), el("p", { class: "add-problem problem" }, row.problem)] : fields(row)),
-    el("button", { class: "add-remove quiet square", type: "button", "aria-label": `Leave out ${file.name}`, onclick: () => drop(row) }, icon("close")));
+    el(
+      "div",
+      { class: "add-fields" },
+      row.problem ? [el("p", {}, row.id), el("p", { class: "add-problem problem" }, row.problem)] : fields(row),
+    ),
+    el(
+      "button",
+      {
+        class: "add-remove quiet square",
+        type: "button",
+        "aria-label": `Leave out ${file.name}`,
+        onclick: () => drop(row),
+      },
+      icon("close"),
+    ),
+  );
 }
 
 function thumb(row) {
@@ -111,13 +129,27 @@ function fields(row) {
     row.id = id.value.trim();
     countReady();
   };
-  const id = el("input", { class: "add-id", type: "text", maxlength: "512", value: row.id, "aria-label": `Name of ${file.name} in the index`, oninput: rename });
+  const id = el("input", {
+    class: "add-id",
+    type: "text",
+    maxlength: "512",
+    value: row.id,
+    "aria-label": `Name of ${file.name} in the index`,
+    oninput: rename,
+  });
   const say = () => {
     row.text = words.value;
     countReady();
   };
   const hint = row.picture ? "Words that belong to the picture (optional)" : "The text";
-  const words = el("textarea", { class: "add-text", rows: row.picture ? 1 : 3, maxlength: "10000", "aria-label": `Words for ${file.name}`, placeholder: hint, oninput: say });
+  const words = el("textarea", {
+    class: "add-text",
+    rows: row.picture ? 1 : 3,
+    maxlength: "10000",
+    "aria-label": `Words for ${file.name}`,
+    placeholder: hint,
+    oninput: say,
+  });
   words.value = row.text;
   return [id, words];
 }
@@ -190,11 +222,13 @@ function* parts(sending) {
 
 async function runPart(part, sum, total) {
   progress(sum.done, total, "Sending …");
-  const items = await Promise.all(part.map(async (row) => ({
-    id: row.id,
-    text: row.text.trim() || null,
-    image: row.picture ? await base64(row.file) : null,
-  })));
+  const items = await Promise.all(
+    part.map(async (row) => ({
+      id: row.id,
+      text: row.text.trim() || null,
+      image: row.picture ? await base64(row.file) : null,
+    })),
+  );
   const { job } = await addItems(items);
   working.job = job;
   if (working.stopped) await cancelJob(job);

@@ -6,7 +6,7 @@ const KEY = "genius.key";
 const KEPT_PICTURES = 400;
 
 let index = "";
-let wantKey = null; // asks the person for a key: message -> Promise<string | null>
+let wantKey = null; // asks the person for a key: (what is wrong with the last one) -> Promise<string | null>
 let asking = null;
 
 /** What went wrong, as a sentence. status 0: the service could not be reached. */
@@ -62,7 +62,7 @@ async function send(path, { method = "GET", json = null, form = null, parameters
     return await fetch(address(path, parameters), { method, body, headers: headers(type), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "The service cannot be reached. Check that it is running and that you are connected.");
+    throw new ApiError(0, "Check that it is running and that you are connected to it.");
   }
 }
 
@@ -70,8 +70,8 @@ async function request(path, options = {}) {
   const response = await send(path, options);
   if (response.ok) return response.status === 204 ? null : response.json();
   const error = await problem(response);
-  if (error.status === 401 && wantKey) {
-    asking ??= wantKey(error.message).finally(() => (asking = null));
+  if (wantKey && (error.status === 401 || (error.status === 403 && key()))) {
+    asking ??= wantKey(key() ? error.message : null).finally(() => (asking = null));
     const given = await asking;
     if (given) {
       keepKey(given);

@@ -6,14 +6,19 @@ import { chips } from "./chips.js";
 import { el, icon } from "./dom.js";
 import { alternative, kind, says, score, title } from "./wording.js";
 
-/** An <img> of an item's picture that says so when it cannot be shown. */
-export function picture(item, size, { lazy = true, alt = alternative(item) } = {}) {
-  const image = el("img", { alt, loading: lazy ? "lazy" : "eager", decoding: "async", draggable: "false" });
+/**
+ * An <img> of an item's picture. size: at most so many pixels of the page; alt: "" where the item is named beside it;
+ * instead: what takes its place when it cannot be shown, null for nothing.
+ */
+export function picture(item, size, { alt = alternative(item), instead = gone() } = {}) {
+  const image = el("img", { alt, loading: "lazy", decoding: "async", draggable: "false" });
   image.addEventListener("load", () => image.classList.add("there"), { once: true });
-  image.addEventListener("error", () => image.replaceWith(el("span", { class: "gone" }, "The picture cannot be shown.")), { once: true });
-  fillPicture(image, item.picture, size);
+  image.addEventListener("error", () => image.replaceWith(...(instead ? [instead] : [])), { once: true });
+  fillPicture(image, item.picture, devicePixelRatio > 1.25 ? 2 * size : size);
   return image;
 }
+
+const gone = () => el("span", { class: "gone" }, "The picture cannot be shown.");
 
 /**
  * A card. item: as the service gives it, with a score if it is a hit.
@@ -26,15 +31,30 @@ export function card(item, { mode = "fast", shared = 0, written = 0 } = {}) {
   return el(
     "li",
     { class: "card", data },
-    el("button", { class: "card-open", type: "button", "aria-label": `${kind(item.modality)}: ${name}` }, face(item), caption(item, name)),
-    el("button", { class: "card-similar", type: "button", "aria-label": `Find similar to ${name}`, title: "Find similar" }, icon("similar"), el("span", { "aria-hidden": "true" }, "Similar")),
-    el("div", { class: "card-facts" }, el("span", { class: "kind" }, kind(item.modality)), item.score === undefined ? null : scoreOf(item, mode)),
+    el(
+      "button",
+      { class: "card-open", type: "button", "aria-label": `${kind(item.modality)}: ${name}` },
+      face(item),
+      caption(item, name),
+    ),
+    el(
+      "button",
+      { class: "card-similar", type: "button", "aria-label": `Find similar to ${name}`, title: "Find similar" },
+      icon("similar"),
+      el("span", { "aria-hidden": "true" }, "Similar"),
+    ),
+    el(
+      "div",
+      { class: "card-facts" },
+      el("span", { class: "kind" }, kind(item.modality)),
+      item.score === undefined ? null : scoreOf(item, mode),
+    ),
     chips(item.codes, { shared, written }),
   );
 }
 
 function face(item) {
-  if (item.picture) return el("span", { class: "card-picture" }, picture(item, 512));
+  if (item.picture) return el("span", { class: "card-picture" }, picture(item, 256));
   return el("span", { class: "card-picture words" }, el("span", {}, item.text ?? title(item)));
 }
 
@@ -56,7 +76,13 @@ function scoreOf(item, mode) {
 
 export function skeletons(number) {
   return Array.from({ length: number }, () =>
-    el("li", { class: "card ghost" }, el("span", { class: "card-picture" }), el("span", { class: "line" }), el("span", { class: "line short" })),
+    el(
+      "li",
+      { class: "card ghost" },
+      el("span", { class: "card-picture" }),
+      el("span", { class: "line" }),
+      el("span", { class: "line short" }),
+    ),
   );
 }
 
@@ -68,7 +94,14 @@ export function walkGrid(event) {
   const cards = [...grid.children];
   const columns = cards.filter((one) => one.offsetTop === cards[0].offsetTop).length;
   const at = cards.indexOf(here);
-  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + columns, ArrowUp: at - columns, Home: 0, End: cards.length - 1 }[event.key];
+  const to = {
+    ArrowRight: at + 1,
+    ArrowLeft: at - 1,
+    ArrowDown: at + columns,
+    ArrowUp: at - columns,
+    Home: 0,
+    End: cards.length - 1,
+  }[event.key];
   if (to === undefined) return;
   event.preventDefault();
   cards[to]?.querySelector(".card-open")?.focus();

@@ -59,23 +59,45 @@ function breadcrumb(codes) {
   const links = steps.map((step, i) => {
     const current = i === steps.length - 1;
     const look = step.level === undefined || step.codes.at(-1) === "*" ? "" : "code shared";
-    return el("li", {}, el("a", { class: look, href: codesAddress(step.codes), "aria-current": current ? "page" : null, vars: { level: step.level ?? 0 } }, step.label));
+    return el(
+      "li",
+      {},
+      el(
+        "a",
+        {
+          class: look,
+          href: codesAddress(step.codes),
+          "aria-current": current ? "page" : null,
+          vars: { level: step.level ?? 0 },
+        },
+        step.label,
+      ),
+    );
   });
   $("breadcrumb").replaceChildren(el("ol", {}, links));
 }
 
 function fill(page, codes, offset) {
   shown = page;
-  const beginning = codes.length ? "" : "Every item has an ID that the model writes code by code. The first code is the item's kind; items that are alike share the codes after it. ";
+  const beginning = codes.length
+    ? ""
+    : "Every item has an ID that the model writes code by code. The first code is the item's kind; items that are " +
+      "alike share the codes after it. ";
   $("codes-lead").textContent = `${beginning}${plural(page.total, "item")} with ${plural(page.ids, "different ID")}.`;
   nextCodes(page, codes);
   anyBeginning(codes);
   $("codes-items-title").textContent = "Items";
   show(page.items.length > 0, $("codes-items-title"));
   const shared = codes.includes("*") ? 0 : codes.length;
-  fillGrid($("codes-items"), page.items, page.items.map((item) => card(item, { shared })));
+  fillGrid(
+    $("codes-items"),
+    page.items,
+    page.items.map((item) => card(item, { shared })),
+  );
   const end = offset + page.items.length;
-  $("codes-range").textContent = page.items.length ? `${count(offset + 1)} to ${count(end)} of ${count(page.total)}` : "";
+  $("codes-range").textContent = page.items.length
+    ? `${count(offset + 1)} to ${count(end)} of ${count(page.total)}`
+    : "";
   $("codes-previous").disabled = offset === 0;
   $("codes-next").disabled = end >= page.total;
   show(page.total > page.items.length, $("codes-paging"));
@@ -86,14 +108,29 @@ function nextCodes(page, codes) {
   const children = page.children.map((child) => {
     const pattern = [...codes, child.code];
     const { example } = child;
-    const face = example?.picture ? picture(example, 128, { alt: "" }) : el("span", { class: "words" }, example ? title(example) : "");
-    return el("li", {}, el("a", { href: codesAddress(pattern), data: { child: pattern.join("-") }, vars: { level }, "aria-label": `Code ${codeName(child.code, level)}, ${plural(child.items, "item")}` },
-      el("span", { class: "face" }, face),
-      el("span", { class: "code shared" }, codeName(child.code, level)),
-      el("span", { class: "many" }, count(child.items))));
+    const words = el("span", { class: "words" }, example ? title(example) : "");
+    const face = example?.picture ? picture(example, 128, { alt: "", instead: words }) : words;
+    return el(
+      "li",
+      {},
+      el(
+        "a",
+        {
+          href: codesAddress(pattern),
+          data: { child: pattern.join("-") },
+          vars: { level },
+          "aria-label": `Code ${codeName(child.code, level)}, ${plural(child.items, "item")}`,
+        },
+        el("span", { class: "face" }, face),
+        el("span", { class: "code shared" }, codeName(child.code, level)),
+        el("span", { class: "many" }, count(child.items)),
+      ),
+    );
   });
   const more = page.more_children > 0 ? `, and ${count(page.more_children)} more` : "";
-  $("codes-children-title").textContent = level ? `What may come next: ${plural(children.length, "code")}${more}` : "Kinds";
+  $("codes-children-title").textContent = level
+    ? `What may come next: ${plural(children.length, "code")}${more}`
+    : "Kinds";
   $("codes-children").classList.toggle("kinds", level === 0);
   $("codes-children").replaceChildren(...children);
   show(children.length > 0, $("codes-next-part"));
@@ -116,7 +153,10 @@ function toggleBeginning() {
     before = codes.slice(0, -1);
     goToView(codesAddress([...before.map(() => "*"), last]));
   } else {
-    const known = before.length === codes.length - 1 ? before : (shown.items[0]?.codes.slice(0, codes.length - 1) ?? codes.slice(0, -1));
+    const known =
+      before.length === codes.length - 1
+        ? before
+        : (shown.items[0]?.codes.slice(0, codes.length - 1) ?? codes.slice(0, -1));
     goToView(codesAddress([...known, last]));
   }
 }

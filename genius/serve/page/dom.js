@@ -24,16 +24,17 @@ function furnish(element, properties, children) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") element.addEventListener(name.slice(2), value);
     else if (name === "data") Object.assign(element.dataset, value);
-    else if (name === "vars") for (const [key, one] of Object.entries(value)) element.style.setProperty(`--${key}`, one);
+    else if (name === "vars")
+      for (const [key, one] of Object.entries(value)) element.style.setProperty(`--${key}`, one);
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
-/** Shows or hides elements. */
+/** Shows or hides elements, drawings too. */
 export function show(visible, ...elements) {
-  for (const element of elements) element.hidden = !visible;
+  for (const element of elements) element.toggleAttribute("hidden", !visible);
 }
 
 let fading = 0;

@@ -19,9 +19,11 @@ let index = ""; // the index in use, as the address names it
 let picture = null; // the file in the query
 let like = ""; // or the id of an item
 let preview = null; // the file's blob URL
+let kinds = {}; // how many items of each kind the index has
 
 /** search: what to do when the form is sent. */
 export function startForm(search) {
+  $("q").placeholder = invitation();
   $("search").addEventListener("submit", (event) => {
     event.preventDefault();
     $("options").open = false;
@@ -109,10 +111,18 @@ export function describeIndexes(indexes, current) {
   show(indexes.length > 1, $("index"));
   $("index").replaceChildren(...indexes.map(({ name }) => el("option", { value: name }, name)));
   $("index").value = current.name;
+  kinds = current.modalities ?? {};
   const fields = Object.entries(current.fields ?? {}).filter(([name]) => name !== "metadata");
   $("fields").replaceChildren(
     el("small", {}, "Fields: "),
-    ...fields.map(([name, type]) => el("button", { type: "button", class: "field", title: `${type}: insert into the filter`, onclick: () => insertField(name) }, name, el("small", {}, type))),
+    ...fields.map(([name, type]) =>
+      el(
+        "button",
+        { type: "button", class: "field", title: `${type}: insert into the filter`, onclick: () => insertField(name) },
+        name,
+        el("small", {}, type),
+      ),
+    ),
   );
 }
 
@@ -132,7 +142,22 @@ function insertField(name) {
 export async function usePicture(file) {
   if (!isPicture(file)) return false;
   showFile(await forQuery(file));
+  preferTarget(kinds.image || !kinds["image,text"] ? "image" : "image,text");
   return true;
+}
+
+/** Pictures are compared best with one kind of thing: where nothing was chosen, choose what is most likely meant. */
+function preferTarget(kind) {
+  const [anything] = targets();
+  if (!anything.checked || $("instruction").value.trim()) return;
+  for (const radio of targets()) radio.checked = radio.value === kind;
+}
+
+/** Puts an item into the box, to be searched with once words have been added. */
+export function startComposing(item) {
+  useLike(item.id, item);
+  preferTarget(item.modality);
+  $("q").value = "";
 }
 
 function showFile(file) {
@@ -144,7 +169,7 @@ function showFile(file) {
 }
 
 /** Makes an item what the query starts from. known: the item, if the page has it. */
-export async function useLike(id, known = null) {
+async function useLike(id, known = null) {
   useNothing();
   like = id;
   chip("Similar to …", false);
@@ -166,8 +191,10 @@ function chip(name, hasPicture) {
   show(hasPicture, $("query-thumb"));
   show(!hasPicture, $("query-mark"));
   show(true, $("query-picture"));
-  $("q").placeholder = hasPicture ? "Add words, such as: in red" : "Describe it, or drop a picture";
+  $("q").placeholder = hasPicture ? "Add words, such as: in red" : invitation();
 }
+
+const invitation = () => (matchMedia("(hover: none)").matches ? "Describe it" : "Describe it, or drop a picture");
 
 function useNothing() {
   picture = null;
@@ -176,5 +203,5 @@ function useNothing() {
   preview = null;
   $("query-thumb").removeAttribute("src");
   show(false, $("query-picture"));
-  $("q").placeholder = "Describe it, or drop a picture";
+  $("q").placeholder = invitation();
 }

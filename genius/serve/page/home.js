@@ -7,6 +7,7 @@ import { $, el, show } from "./dom.js";
 import { title } from "./wording.js";
 
 const WORDS = 6;
+const BRIEF = 20; // characters: where there are enough such, longer ones are not shown
 const PICTURES = 12;
 
 let filled = null; // the index whose examples are shown
@@ -19,7 +20,11 @@ export async function showHome(index) {
   const kinds = index.modalities ?? {};
   const ask = (code, wanted) => (wanted ? codes(String(code), { limit: 24 }) : null);
   try {
-    const [images, texts, pairs] = await Promise.all([ask(0, kinds.image), ask(1, kinds.text), ask(2, kinds["image,text"])]);
+    const [images, texts, pairs] = await Promise.all([
+      ask(0, kinds.image),
+      ask(1, kinds.text),
+      ask(2, kinds["image,text"]),
+    ]);
     if (filled !== index.name) return;
     showPictures(images ?? pairs);
     showWords([pairs, texts, images]);
@@ -34,22 +39,42 @@ export const forgetHome = () => (filled = null);
 function showPictures(page) {
   const all = (page?.children ?? []).map((child) => child.example).filter((example) => example?.picture);
   const buttons = pick(all, PICTURES).map((example) =>
-    el("button", { type: "button", data: { exampleLike: example.id }, "aria-label": `Find similar to ${title(example)}`, title: "Find similar" }, picture(example, 256, { alt: "" })),
+    el(
+      "button",
+      {
+        type: "button",
+        data: { exampleLike: example.id, modality: example.modality },
+        "aria-label": `Find similar to ${title(example)}`,
+        title: "Find similar",
+      },
+      picture(example, 128, { alt: "", instead: el("small", {}, title(example)) }),
+    ),
   );
-  $("home-pictures").querySelector(".samples").replaceChildren(...buttons);
+  $("home-pictures")
+    .querySelector(".samples")
+    .replaceChildren(...buttons);
   show(buttons.length > 0, $("home-pictures"));
 }
 
 function showWords(pages) {
-  const said = pages.flatMap((page) => [...(page?.children ?? []).map((child) => child.example), ...(page?.items ?? [])]);
+  const said = pages.flatMap((page) => [
+    ...(page?.children ?? []).map((child) => child.example),
+    ...(page?.items ?? []),
+  ]);
   const phrases = new Set();
   for (const item of said) {
     if (!item || title(item) === item.id) continue;
     const words = title(item).replace(/[.!]$/, "").trim();
-    if (words.length >= 3 && words.length <= 32 && /^[\p{L}\p{N} ,'’-]+$/u.test(words)) phrases.add(words.toLowerCase());
+    if (words.length >= 3 && words.length <= 32 && /^[\p{L}\p{N} ,'’-]+$/u.test(words))
+      phrases.add(words.toLowerCase());
   }
-  const buttons = pick([...phrases], WORDS).map((words) => el("button", { type: "button", class: "pill", data: { exampleWords: words } }, words));
-  $("home-words").querySelector(".pills").replaceChildren(...buttons);
+  const brief = [...phrases].filter((words) => words.length <= BRIEF);
+  const buttons = pick(brief.length < WORDS ? [...phrases] : brief, WORDS).map((words) =>
+    el("button", { type: "button", class: "pill", data: { exampleWords: words } }, words),
+  );
+  $("home-words")
+    .querySelector(".pills")
+    .replaceChildren(...buttons);
   show(buttons.length > 0, $("home-words"));
 }
 

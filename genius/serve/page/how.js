@@ -50,18 +50,15 @@ function setOpen(open, keep) {
 }
 
 export function showHow(answer, query) {
-  $("how").replaceChildren(
-    ...effort(answer, query),
-    ...beam(answer, query),
-    ...shared(answer.hits),
-  );
+  $("how").replaceChildren(...effort(answer, query), ...beam(answer, query), ...shared(answer.hits));
 }
 
 function beam(answer, query) {
   if (!answer.tree?.branches.length) return [];
   const tree = plant(answer.tree.branches, answer.hits);
+  const all = answer.tree.branches.length;
   const info = el("p", { id: "tree-info" }, describe(tree.root));
-  const more = tree.left > 0 ? ` The ${answer.tree.branches.length - tree.left} most telling of ${answer.tree.branches.length} branches are drawn.` : "";
+  const more = tree.left > 0 ? ` The ${all - tree.left} most telling of ${all} branches are drawn.` : "";
   return [
     el("h2", {}, "The beam"),
     el("p", { class: "lead" }, `${written(answer, query)}${more}`),
@@ -73,8 +70,15 @@ function beam(answer, query) {
 
 function written(answer, query) {
   const depth = Math.max(...answer.tree.branches.map((branch) => branch.codes.length));
-  const end = query.mode === "generate" ? "the likeliest IDs are the answer" : "the items below are compared with the query";
-  return `The model wrote the first ${depth === 1 ? "code" : `${depth} codes`} of ${answer.tree.levels} from left to right; ${end}. Larger dots are likelier.`;
+  const end =
+    query.mode === "generate"
+      ? "the likeliest IDs are the answer"
+      : "the items below, and the nearest beside them, were compared with the query";
+  const part =
+    depth === answer.tree.levels
+      ? `all ${depth} codes of IDs`
+      : `the first ${depth === 1 ? "code" : `${depth} codes`} of IDs, which have ${answer.tree.levels},`;
+  return `The model wrote ${part} from left to right; ${end}. Larger dots are likelier.`;
 }
 
 /** Beginnings of IDs that two or more results have, each with its results; none that says the same as a longer one. */
@@ -89,7 +93,10 @@ export function groups(hits) {
   }
   const several = [...found].filter(([, members]) => members.length > 1);
   const telling = several.filter(
-    ([prefix, members]) => !several.some(([other, those]) => other !== prefix && hasPrefix(other, prefix) && those.length === members.length),
+    ([prefix, members]) =>
+      !several.some(
+        ([other, those]) => other !== prefix && hasPrefix(other, prefix) && those.length === members.length,
+      ),
   );
   return telling.sort((first, second) => second[1].length - first[1].length || second[0].length - first[0].length);
 }
@@ -107,17 +114,34 @@ function shared(hits) {
       "li",
       { data: { shared: prefix } },
       chips(codes, { shared: codes.length }),
-      el("a", { class: "members", href: codesAddress(codes), data: { prefix }, "aria-label": `${plural(members.length, "result")} share ${prefixName(codes)}` },
-        members.filter((hit) => hit.picture).slice(0, THUMBS).map((hit) => picture(hit, 64, { alt: "" })),
-        el("span", {}, `${members.length} of ${hits.length}`)),
+      el(
+        "a",
+        {
+          class: "members",
+          href: codesAddress(codes),
+          data: { prefix },
+          "aria-label": `${plural(members.length, "result")} share ${prefixName(codes)}`,
+        },
+        members
+          .filter((hit) => hit.picture)
+          .slice(0, THUMBS)
+          .map((hit) => picture(hit, 64, { alt: "", instead: null })),
+        el("span", {}, `${members.length} of ${hits.length}`),
+      ),
     );
   });
   return [
     el("h2", {}, "Codes the results share"),
     el("p", { class: "lead" }, lead),
     el("ul", { class: "shared-codes", id: "shared" }, rows),
-    el("p", { class: "legend" }, el("span", { class: "code shared", vars: { level: 1 } }, "17"), " shared with another result ",
-      el("span", { class: "code written", vars: { level: 1 } }, "17"), " written by the decoder"),
+    el(
+      "p",
+      { class: "legend" },
+      el("span", { class: "code shared", vars: { level: 1 } }, "17"),
+      " shared with another result ",
+      el("span", { class: "code written", vars: { level: 1 } }, "17"),
+      " written by the decoder",
+    ),
   ];
 }
 
@@ -125,16 +149,44 @@ function effort(answer, query) {
   const { total = 0, ...seconds } = answer.seconds;
   const stages = Object.keys(STAGES).filter((name) => seconds[name] !== undefined);
   const whole = stages.reduce((sum, name) => sum + seconds[name], 0) || 1;
-  const bar = el("div", { class: "timing", id: "timing", role: "img", "aria-label": stages.map((name) => `${name} ${milliseconds(seconds[name])}`).join(", ") },
-    stages.map((name, i) => el("span", { data: { stage: name, ms: (seconds[name] * 1000).toFixed(3) }, title: `${name}: ${milliseconds(seconds[name])}, ${STAGES[name]}`, vars: { share: seconds[name] / whole, stage: i } })));
-  const legend = el("dl", { class: "stages" }, stages.map((name, i) =>
-    el("div", { title: STAGES[name], vars: { stage: i } }, el("dt", {}, name), el("dd", {}, milliseconds(seconds[name])))));
-  const looked = answer.items ? answer.looked_at / answer.items : 0;
-  const together = answer.batch > 1 ? ` It was encoded together with ${plural(answer.batch - 1, "other query", "other queries")}.` : "";
+  const bar = el(
+    "div",
+    {
+      class: "timing",
+      id: "timing",
+      role: "img",
+      "aria-label": stages.map((name) => `${name} ${milliseconds(seconds[name])}`).join(", "),
+    },
+    stages.map((name, i) =>
+      el("span", {
+        data: { stage: name, ms: (seconds[name] * 1000).toFixed(3) },
+        title: `${name}: ${milliseconds(seconds[name])}, ${STAGES[name]}`,
+        vars: { share: seconds[name] / whole, stage: i },
+      }),
+    ),
+  );
+  const legend = el(
+    "dl",
+    { class: "stages" },
+    stages.map((name, i) =>
+      el(
+        "div",
+        { title: STAGES[name], vars: { stage: i } },
+        el("dt", {}, name),
+        el("dd", {}, milliseconds(seconds[name])),
+      ),
+    ),
+  );
+  const share = percent(answer.items ? answer.looked_at / answer.items : 0);
+  const looked = `${count(answer.looked_at)} of ${plural(answer.items, "item")} (${share})`;
+  const together =
+    answer.batch > 1
+      ? ` It was encoded together with ${plural(answer.batch - 1, "other query", "other queries")}.`
+      : "";
   const did = query.mode === "generate" ? "lie under the IDs written" : "were compared with the query";
   return [
     el("h2", {}, "Time and effort"),
-    el("p", { class: "lead", id: "looked-at" }, `${count(answer.looked_at)} of ${plural(answer.items, "item")} (${percent(looked)}) ${did}, in ${milliseconds(total || whole)}.${together}`),
+    el("p", { class: "lead", id: "looked-at" }, `${looked} ${did}, in ${milliseconds(total || whole)}.${together}`),
     bar,
     legend,
   ];

@@ -14,6 +14,7 @@ let gone = () => {};
 /** similar, compose: what to do with an item; deleted: what to do when one is gone. */
 export function startItem({ similar, compose, deleted }) {
   gone = deleted;
+  $("item-picture").addEventListener("error", () => show(false, $("item-figure")));
   $("item-close").addEventListener("click", () => $("item").close());
   $("item").addEventListener("click", (event) => event.target === $("item") && $("item").close());
   $("item").addEventListener("close", closeOverlay);
@@ -66,7 +67,9 @@ function fill(one) {
   $("item-text").textContent = one.text ?? "";
   show(Boolean(one.text) && !says(title(one), one.text), $("item-text"));
   $("item-codes").replaceChildren(chips(one.codes, { shared: one.codes.length }));
-  $("item-metadata").replaceChildren(...details(one).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  $("item-metadata").replaceChildren(
+    ...details(one).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+  );
   askDelete(false);
   show(false, $("item-problem"));
   const at = list.findIndex((other) => other.id === one.id);
@@ -77,7 +80,10 @@ function fill(one) {
 }
 
 function details(one) {
-  const rows = [["Name in the index", one.id], ["Kind", kind(one.modality)]];
+  const rows = [
+    ["Name in the index", one.id],
+    ["Kind", kind(one.modality)],
+  ];
   if (one.score !== undefined) {
     const { text, meaning } = score(one.score, mode);
     rows.push(["Score", el("span", {}, text, el("br"), el("small", {}, meaning))]);

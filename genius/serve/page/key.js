@@ -2,10 +2,10 @@
 
 import { $ } from "./dom.js";
 
-/** The key that was given, or null. */
-export function askForKey(message) {
+/** The key that was given, or null. problem: what is wrong with the one given before, if there was one. */
+export function askForKey(problem) {
   const dialog = $("key-dialog");
-  $("key-message").textContent = message;
+  $("key-message").textContent = problem ?? "Ask whoever runs this service for one.";
   $("key").value = "";
   return new Promise((done) => {
     let given = null;

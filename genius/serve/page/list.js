@@ -28,7 +28,9 @@ export async function showList({ ids }) {
   if (signal.aborted) return;
   shown = answers.filter((answer) => answer.status === "fulfilled").map((answer) => answer.value);
   const cards = answers.map((answer, i) =>
-    answer.status === "fulfilled" ? card(answer.value) : el("li", { class: "card lost" }, el("p", {}, wanted[i]), el("p", {}, answer.reason.message)),
+    answer.status === "fulfilled"
+      ? card(answer.value)
+      : el("li", { class: "card lost" }, el("p", {}, wanted[i]), el("p", {}, answer.reason.message)),
   );
   fillGrid($("items-list"), shown, cards);
 }

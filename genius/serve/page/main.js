@@ -15,7 +15,18 @@ import { closeItem, openItem, startItem } from "./item.js";
 import { askForKey } from "./key.js";
 import { listItems, showList, startList } from "./list.js";
 import * as results from "./results.js";
-import { DEFAULTS, goToQuery, goToView, identity, isEmpty, itemsAddress, onChange, overlay, readQuery, readView } from "./state.js";
+import {
+  DEFAULTS,
+  goToQuery,
+  goToView,
+  identity,
+  isEmpty,
+  itemsAddress,
+  onChange,
+  overlay,
+  readQuery,
+  readView,
+} from "./state.js";
 import { count } from "./wording.js";
 
 const LOADING = 1500; // milliseconds between looks while an index is being loaded
@@ -23,6 +34,7 @@ const LOADING = 1500; // milliseconds between looks while an index is being load
 const page = document.documentElement;
 
 let known = []; // the indexes there are
+let described = null; // the one that the page says it shows
 let written = null; // the identity of the query that was last put into the form
 let searched = null; // the identity of the query whose answer is shown
 let viewed = ""; // the view that is shown, as the address has it
@@ -69,7 +81,8 @@ function render() {
     if (isEmpty(query)) results.clear();
     else results.run(query);
   }
-  describe(query);
+  document.title = titleOf(query);
+  if (current(query) && current(query).name !== described) describeIndex();
   showView(readView(), query);
 }
 
@@ -96,17 +109,18 @@ function showView(view, query) {
     scrollTo(0, left.scroll);
     left.element?.focus({ preventScroll: true });
   }
-  if (name === "home" && current(query)) showHome(current(query));
+  if (name === "home" && current(query)?.ready) showHome(current(query));
 }
 
-function describe(query) {
+function titleOf(query) {
   const words = query.q || (query.like ? "Similar" : query.picture ? "Picture" : "");
-  document.title = words ? `${words} – genius` : "genius";
+  return words ? `${words} – genius` : "genius";
 }
 
 // The indexes
 
 async function loadIndexes() {
+  const waited = current() && !current().ready;
   try {
     known = (await askIndexes()).indexes;
   } catch (error) {
@@ -114,20 +128,36 @@ async function loadIndexes() {
     if (isEmpty(readQuery())) offline(error);
     return;
   }
-  show(false, $("error"));
+  if (isEmpty(readQuery())) show(false, $("error")); // one that a search has left is none of this
+  describeIndex();
+  if (!current()) return;
+  if (!current().ready) setTimeout(loadIndexes, LOADING);
+  else if (waited) changed(); // what was asked meanwhile was refused
+}
+
+/** What is shown may no longer be true: look again. */
+function changed() {
+  searched = null;
+  viewed = "";
+  render();
+}
+
+/** Says which index is in use, and what can be done with it. */
+function describeIndex() {
   const index = current();
   if (!index) return;
+  described = index.name;
   form.describeIndexes(known, index);
   const name = known.length > 1 ? "" : `${index.name} · `;
   $("index-facts").textContent = `${name}${index.ready ? `${count(index.items)} items` : "is being loaded …"}`;
-  if (!index.ready) return setTimeout(loadIndexes, LOADING);
   show(index.writable, $("add-open"));
   $("drop-more").textContent = index.writable ? "Drop several to add them to the index" : "";
-  if (isEmpty(readQuery())) showHome(index);
+  if (index.ready && isEmpty(readQuery())) showHome(index);
 }
 
 function offline(error) {
-  $("error-title").textContent = error.status === 0 ? "The service cannot be reached" : "The service did not answer as it should";
+  $("error-title").textContent =
+    error.status === 0 ? "The service cannot be reached" : "The service did not answer as it should";
   $("error-message").textContent = error.message;
   $("retry").textContent = "Try again";
   $("retry").onclick = loadIndexes;
@@ -137,17 +167,15 @@ function offline(error) {
 // Actions
 
 function search(query) {
-  const index = readQuery().index;
-  if (query.index !== index) forgetHome();
   const again = identity(query) === searched && readView().name === "search";
   if (again) searched = null;
   goToQuery(query, { replace: again });
-  if (query.index !== index) loadIndexes();
 }
 
-function similar(item) {
-  const { index, target } = readQuery();
-  search({ ...DEFAULTS, ...settings(), index, target, like: item.id, picture: null });
+/** Things of the item's own kind: those are what it can be compared with best. */
+function similar({ id, modality }) {
+  const { index } = readQuery();
+  search({ ...DEFAULTS, ...settings(), index, target: modality, like: id, picture: null });
   scrollTo(0, 0);
 }
 
@@ -160,8 +188,7 @@ function settings() {
 /** The item's picture goes into the box, and waits there for words. */
 function compose(item) {
   if (readView().name !== "search") goToView("");
-  form.useLike(item.id, item);
-  $("q").value = "";
+  form.startComposing(item);
   setTimeout(() => $("q").focus()); // after the dialog has given the focus back
   scrollTo(0, 0);
 }
@@ -190,7 +217,11 @@ async function givenFiles(files, how) {
     return toast(`Searching with the picture you ${how}.`, index?.writable ? instead : null);
   }
   if (index?.writable) return openAdd(files);
-  toast(files.length === 1 ? "This is not a picture. Drop a picture to search with it." : "Drop one picture to search with it.");
+  toast(
+    files.length === 1
+      ? "This is not a picture. Drop a picture to search with it."
+      : "Drop one picture to search with it.",
+  );
 }
 
 function click(event) {
@@ -202,10 +233,10 @@ function click(event) {
   }
   const card = event.target.closest?.(".card[data-id]");
   if (card && event.target.closest(".card-open")) return openCard(card);
-  if (card && event.target.closest(".card-similar")) return similar({ id: card.dataset.id });
+  if (card && event.target.closest(".card-similar")) return similar(card.dataset);
   const example = event.target.closest?.("[data-example-words], [data-example-like]");
   if (example?.dataset.exampleWords) return search({ ...form.read(), q: example.dataset.exampleWords });
-  if (example) return similar({ id: example.dataset.exampleLike });
+  if (example) return similar({ id: example.dataset.exampleLike, modality: example.dataset.modality });
   if (event.target.closest?.("#brand")) {
     event.preventDefault();
     goToQuery({ ...DEFAULTS, index: readQuery().index, picture: null });

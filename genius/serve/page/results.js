@@ -15,7 +15,7 @@ const TITLES = {
   400: "The query cannot be used",
   401: "An API key is needed",
   403: "This is not allowed",
-  404: "There is no such thing",
+  404: "Not found",
   413: "That is too large",
   415: "That is no picture the service can read",
   422: "The query cannot be used",
@@ -91,7 +91,9 @@ export function clear() {
 function showAnswer(answer, query) {
   shown = answer;
   const { hits } = answer;
-  const cards = hits.map((hit) => card(hit, { mode: query.mode, shared: sharedLength(hit, hits), written: writtenLength(hit, answer.tree) }));
+  const cards = hits.map((hit) =>
+    card(hit, { mode: query.mode, shared: sharedLength(hit, hits), written: writtenLength(hit, answer.tree) }),
+  );
   fillGrid($("results"), hits, cards);
   $("status").textContent = `${plural(hits.length, "result")} in ${milliseconds(answer.seconds.total)}`;
   show(hits.length > 0, $("how-toggle"));
@@ -106,7 +108,9 @@ function sharedLength(hit, hits) {
 
 /** How many of a hit's codes the decoder wrote: those of the branch it lies under. */
 function writtenLength(hit, tree) {
-  const under = (tree?.branches ?? []).filter((branch) => commonLength(hit.codes, branch.codes) === branch.codes.length);
+  const under = (tree?.branches ?? []).filter(
+    (branch) => commonLength(hit.codes, branch.codes) === branch.codes.length,
+  );
   return Math.max(0, ...under.map((branch) => branch.codes.length));
 }
 
@@ -136,13 +140,16 @@ function failed(error, query, attempt) {
   $("how").replaceChildren();
   shown = { hits: [] };
   $("error-title").textContent = TITLES[status] ?? "Something went wrong";
-  $("error-message").textContent = known ? error.message : "The page could not make sense of the answer. Reload the page.";
+  $("error-message").textContent = known
+    ? error.message
+    : "The page could not make sense of the answer. Reload the page.";
   const again = () => run(query);
   $("retry").onclick = again;
   $("retry").textContent = "Try again";
-  show(![400, 403, 413, 415, 422].includes(status), $("retry"));
+  show(![400, 403, 404, 413, 415, 422].includes(status), $("retry"));
   show(true, $("error"));
-  if ([429, 503, 504].includes(status) && attempt < TRIES) countDown(error.retryAfter ?? attempt, () => run(query, attempt + 1));
+  if ([429, 503, 504].includes(status) && attempt < TRIES)
+    countDown(error.retryAfter ?? attempt, () => run(query, attempt + 1));
 }
 
 /** Tries again by itself after so many seconds. */

@@ -56,7 +56,8 @@ export function readQuery() {
 export const isEmpty = (query) => !query.q && !query.like && !query.picture;
 
 /** What makes a query differ from another. */
-export const identity = (query) => JSON.stringify([addressOf(query), query.picture ? keepPicture(query.picture) : null]);
+export const identity = (query) =>
+  JSON.stringify([addressOf(query), query.picture ? keepPicture(query.picture) : null]);
 
 function addressOf(query) {
   const parameters = new URLSearchParams();
@@ -96,7 +97,11 @@ export function itemsAddress(ids) {
 /** Goes to a view; the query stays. */
 export function goToView(hash) {
   const state = { picture: history.state?.picture ?? null };
-  history[history.state?.overlay ? "replaceState" : "pushState"](state, "", `${location.pathname}${location.search}${hash}`);
+  history[history.state?.overlay ? "replaceState" : "pushState"](
+    state,
+    "",
+    `${location.pathname}${location.search}${hash}`,
+  );
   changed();
 }
 

@@ -19,8 +19,11 @@ const THUMBS = 2;
  * mass: the node's share of the probability of all branches; items: those under its branches; hits: results below it.
  * Branches with results come first when there are too many to draw; `left` says how many are not drawn.
  */
-export function plant(branches, hits) {
-  const total = branches.reduce((sum, branch) => sum + Math.exp(branch.logprob), 0) || 1;
+export function plant(found, hits) {
+  const best = Math.max(...found.map((branch) => branch.logprob));
+  const weight = ({ logprob }) => Math.exp(logprob - best); // so that none is too small to be added up
+  const branches = found.map((branch) => ({ ...branch, weight: weight(branch) }));
+  const total = branches.reduce((sum, branch) => sum + branch.weight, 0);
   const answering = (branch) => hits.some((hit) => commonLength(hit.codes, branch.codes) === branch.codes.length);
   const ordered = [...branches.filter(answering), ...branches.filter((branch) => !answering(branch))];
   let drawn = Math.min(ordered.length, LEAVES);
@@ -50,11 +53,20 @@ function grow(drawn, all, hits, total) {
   return collapse(root);
 }
 
-const node = (codes, parent) => ({ codes, parent, children: [], end: false, mass: 0, items: 0, best: -Infinity, hits: [] });
+const node = (codes, parent) => ({
+  codes,
+  parent,
+  children: [],
+  end: false,
+  mass: 0,
+  items: 0,
+  best: -Infinity,
+  hits: [],
+});
 
 function measure(at, branches, hits, total) {
   const under = branches.filter((branch) => commonLength(branch.codes, at.codes) === at.codes.length);
-  at.mass = under.reduce((sum, branch) => sum + Math.exp(branch.logprob), 0) / total;
+  at.mass = under.reduce((sum, branch) => sum + branch.weight, 0) / total;
   at.items = under.reduce((sum, branch) => sum + branch.items, 0);
   at.best = Math.max(...under.map((branch) => branch.logprob));
   at.hits = hits.filter((hit) => commonLength(hit.codes, at.codes) === at.codes.length);
@@ -78,21 +90,27 @@ const size = (at) => at.children.reduce((sum, child) => sum + size(child), 1);
 const depth = (at) => at.children.reduce((most, child) => Math.max(most, depth(child) + 1), 0);
 
 function short(label) {
-  return label.length > 3 ? `${label[0]}·${label[1]}·…` : label.join("·");
+  return label.length > 2 ? `${label[0]}·…` : label.join("·");
 }
 
+const facts = (at) => `${plural(at.items, "item")}, log-probability ${logProbability(at.best)}`;
+
 export function describe(at) {
-  if (!at.codes.length) return `The query. The decoder followed IDs that begin in these ways; ${plural(at.items, "item")} lie under them.`;
+  if (!at.codes.length)
+    return `The query. The decoder followed IDs that begin in these ways; ${plural(at.items, "item")} lie under them.`;
   const results = at.hits.length ? `, ${plural(at.hits.length, "result")} here` : "";
-  return `${prefixName(at.codes)}: ${plural(at.items, "item")}, log-probability ${logProbability(at.best)} (${percent(at.mass)} of the beam)${results}.`;
+  return `${prefixName(at.codes)}: ${facts(at)} (${percent(at.mass)} of the beam)${results}.`;
 }
 
 // As a drawing
 
 export function draw({ root }, onPoint) {
   const columns = Math.max(1, depth(root));
-  const room = 92; // at the right, for the leaves' names and pictures
-  const step = (WIDTH - room - 14) / columns;
+  const names = Math.max(
+    ...[...walk(root)].map((at) => (at.children.length || !at.label ? 0 : short(at.label).length)),
+  );
+  const room = 20 + names * 6.4 + 22 * THUMBS; // at the right, for the leaves' names and pictures
+  const step = (WIDTH - room) / columns;
   let row = 0;
   const place = (at, column) => {
     at.x = 10 + column * step;
@@ -105,7 +123,13 @@ export function draw({ root }, onPoint) {
   const nodes = svg("g", { class: "nodes" });
   const picture = svg(
     "svg",
-    { id: "tree", viewBox: `0 0 ${WIDTH} ${height}`, role: "group", "aria-label": "The beam as a tree. Arrow keys move, Enter opens a code. The same as lists is below.", vars: { height: `${height}px` } },
+    {
+      id: "tree",
+      viewBox: `0 0 ${WIDTH} ${height}`,
+      role: "group",
+      "aria-label": "The beam as a tree. Arrow keys move, Enter opens a code. The same as lists is below.",
+      vars: { height: `${height}px` },
+    },
     edges,
     nodes,
   );
@@ -131,7 +155,12 @@ function edge(at) {
   const { x, y } = at.parent;
   const middle = (x + at.x) / 2;
   const path = `M${x} ${y}C${middle} ${y} ${middle} ${at.y} ${at.x} ${at.y}`;
-  return svg("path", { class: `edge${answers(at)}`, d: path, "stroke-width": (1 + 3 * Math.sqrt(at.mass)).toFixed(2), data: { prefix: at.codes.join("-") } });
+  return svg("path", {
+    class: `edge${answers(at)}`,
+    d: path,
+    "stroke-width": (1 + 3 * Math.sqrt(at.mass)).toFixed(2),
+    data: { prefix: at.codes.join("-") },
+  });
 }
 
 function drawNode(at, onPoint) {
@@ -143,11 +172,19 @@ function drawNode(at, onPoint) {
   if (prefix) data.prefix = prefix;
   const group = svg(
     "a",
-    { class: `node${answers(at)}${leaf ? " leaf" : ""}`, href: codesAddress(at.codes), tabindex: "-1", "aria-label": describe(at), data, vars: { level: Math.max(0, level) } },
+    {
+      class: `node${answers(at)}${leaf ? " leaf" : ""}`,
+      href: codesAddress(at.codes),
+      tabindex: "-1",
+      "aria-label": describe(at),
+      data,
+      vars: { level: Math.max(0, level) },
+    },
+    leaf && svg("rect", { class: "row-reach", x: at.x, y: at.y - ROW / 2, width: WIDTH - at.x, height: ROW }),
     svg("circle", { class: "reach", cx: at.x, cy: at.y, r: Math.max(8, r + 4) }),
     svg("circle", { class: "dot", cx: at.x, cy: at.y, r: r.toFixed(2) }),
   );
-  if (at.label) group.append(label(at, leaf, r));
+  group.append(label(at, leaf, r));
   if (leaf) group.append(...thumbs(at, r));
   const point = () => onPoint(describe(at));
   group.addEventListener("pointerenter", point);
@@ -157,6 +194,7 @@ function drawNode(at, onPoint) {
 }
 
 function label(at, leaf, r) {
+  if (!at.parent) return svg("text", { x: 0, y: at.y - r - 5 }, "Query");
   const place = leaf ? { x: at.x + r + 4, y: at.y + 3.5 } : { x: at.x, y: at.y - r - 4, "text-anchor": "middle" };
   return svg("text", place, short(at.label));
 }
@@ -165,7 +203,12 @@ function thumbs(at, r) {
   const shown = at.hits.filter((hit) => hit.picture).slice(0, THUMBS);
   const start = WIDTH - 22 * THUMBS;
   return shown.map((hit, i) => {
-    const image = svg("image", { x: start + 22 * i, y: at.y - 10, width: 20, height: 20, "aria-hidden": "true" }, svg("title", {}, title(hit)));
+    const image = svg(
+      "image",
+      { x: start + 22 * i, y: at.y - 10, width: 20, height: 20, "aria-hidden": "true" },
+      svg("title", {}, title(hit)),
+    );
+    image.addEventListener("error", () => image.remove());
     return fillPicture(image, hit.picture, 64);
   });
 }
@@ -195,12 +238,12 @@ export function list({ root, left }) {
 }
 
 function entry(at) {
-  const facts = `${plural(at.items, "item")}, log-probability ${logProbability(at.best)}${at.hits.length ? `, ${plural(at.hits.length, "result")}` : ""}`;
+  const results = at.hits.length ? `, ${plural(at.hits.length, "result")}` : "";
   return el(
     "li",
     {},
     el("a", { href: codesAddress(at.codes), data: { prefix: at.codes.join("-") } }, prefixName(at.codes)),
-    ` ${facts}`,
+    ` ${facts(at)}${results}`,
     at.children.length ? el("ul", {}, at.children.map(entry)) : null,
   );
 }

@@ -28,8 +28,14 @@ export const logProbability = (value) => minus(value.toFixed(2));
 
 export function score(value, mode) {
   return mode === "generate"
-    ? { text: logProbability(value), meaning: "Log-probability of the item's ID for this query: 0 is certain, the more negative the less likely." }
-    : { text: minus(value.toFixed(2)), meaning: "Similarity of query and item: the cosine of their vectors, at most 1. Higher is better." };
+    ? {
+        text: logProbability(value),
+        meaning: "Log-probability of the item's ID for this query: 0 is certain, the more negative the less likely.",
+      }
+    : {
+        text: minus(value.toFixed(2)),
+        meaning: "Similarity of query and item: the cosine of their vectors, at most 1. Higher is better.",
+      };
 }
 
 export const kind = (modality) => KINDS[modality] ?? modality;

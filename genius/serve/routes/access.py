@@ -135,7 +135,7 @@ def item_address(id: str, index: str) -> str:
 
 def coded_of(index: Index, ids: list[str]) -> list[Coded]:
     """Those of these items that are there."""
-    return [coded for id in ids if (coded := index.get_coded(id)) is not None]
+    return [coded for coded in index.get_coded(ids) if coded is not None]
 
 
 def modality_of(coded: Coded) -> Modality:

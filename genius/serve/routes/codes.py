@@ -116,5 +116,6 @@ def _example(coded: Coded, index: str) -> dict[str, Any]:
         "id": item.id,
         "modality": modality_of(coded).label,
         "text": item.text,
+        "metadata": item.metadata,
         "picture": picture_address(item, index),
     }

@@ -40,7 +40,10 @@ from genius.serve.settings import Settings
 router = APIRouter(tags=["items"])
 
 _LOCATION = {"description": "Where the job can be followed.", "schema": {"type": "string"}}
-_FILES = {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "Pictures and texts."}
+_FORM = {
+    "files": {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "Pictures and texts."},
+    "replace": {"type": "boolean", "default": True, "description": "Whether items may replace others."},
+}
 
 ItemId = Annotated[
     str,
@@ -78,20 +81,20 @@ async def list_items(
     "/v1/items",
     operation_id="add_items",
     summary="Add many items in the background.",
-    description="Items whose id is taken replace those that have it. The answer comes at once; the job can be "
+    description="The answer comes at once; the job can be "
     "followed. As a form: several `files`, pictures or texts (`.txt`); the name of a file becomes the item's id.",
     status_code=202,
     responses={
         202: {"model": BulkAnswer, "description": "The job has been taken.", "headers": {"Location": _LOCATION}},
         **errors(400, 404, 413, 415, 422, 503),
     },
-    openapi_extra=body_of(Bulk, BULKS, form={"files": _FILES}),
+    openapi_extra=body_of(Bulk, BULKS, form=_FORM),
 )
 async def add_items(request: Request, served: Ready) -> Response:
     body = await read_body(request, Bulk, _bulk_from_form)
     settings: Settings = request.app.state.settings
     items = await request.app.state.work.decode(lambda: [_checked(one, settings) for one in body.items])
-    job = served.add(items)
+    job = served.add(items, body.replace)
     location = f"/v1/jobs/{job.id}"
     return json_answer({"job": job.id, "items": len(items), "location": location}, 202, {"Location": location})
 
@@ -190,9 +193,13 @@ def _bulk_from_form(parts: list[Part]) -> dict[str, Any]:
     """Each file is an item."""
     items = []
     for part in parts:
-        if part.name != "files" or not part.filename:
-            raise Problem(422, "A bulk form has nothing but `files`, each with a name.", "files")
-        data = bytes(part.data)
-        content = {"text": decoded(data, quoted(part.filename), "files")} if is_text(part) else {"image": data}
-        items.append({"id": part.filename, **content})
-    return {"items": items}
+        if part.name == "files":
+            if not part.filename:
+                raise Problem(422, "One of `files` is not a file with a name. Name every file.", "files")
+            data = bytes(part.data)
+            content = {"text": decoded(data, quoted(part.filename), "files")} if is_text(part) else {"image": data}
+            items.append({"id": part.filename, **content})
+    others = plain_fields([part for part in parts if part.name != "files"], values=("replace",))
+    if "items" in others:
+        raise Problem(422, "A form has `files`; `items` belong into JSON.", "items")
+    return {**others, "items": items}

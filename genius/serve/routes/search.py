@@ -103,7 +103,7 @@ async def _like(request: Request, served: Served, body: Search) -> Query:
         raise Problem(404, f"There is no item {quoted(id)} to search with. Check the id.", "like")
     image = None
     if item.image is not None:
-        image = await request.app.state.work.read(lambda: picture_bytes(item))
+        image = await request.app.state.work.read(lambda: picture_bytes(item, "like"))
     words = (body.text or "").strip()
     text = words if words and image is not None else f"{item.text or ''} {words}".strip()
     try:
