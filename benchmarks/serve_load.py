@@ -68,7 +68,9 @@ async def _drive(url: str, bodies: list[bytes], clients: int, seconds: float | N
     over = [loop.create_future() for _ in range(clients)]
     head = f"POST /v1/search HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n".encode()
     for end in over:
-        await loop.create_connection(lambda end=end: _Client(head, rest, until, found, end), address.hostname, address.port)
+        await loop.create_connection(
+            lambda end=end: _Client(head, rest, until, found, end), address.hostname, address.port
+        )
     await asyncio.gather(*over)
     found.seconds, found.cpu = time.perf_counter() - began, _computed() - computed
     return found

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from genius.model import Genius
 
 PATIENCE = 120.0  # seconds; what takes longer has come to a standstill
-HEADERS = {"Host": "127.0.0.1"}
 
 COLOURS = ("red", "green", "blue", "yellow", "purple")
 SHAPES = ("circle", "square", "triangle", "star")

@@ -56,20 +56,28 @@ def test_states_do_not_depend_on_the_batch(minilm: MiniLM) -> None:
         np.testing.assert_allclose(alone, together.take(np.array([number])).states, atol=1e-5)
 
 
-def test_no_text_is_ever_padded(minilm: MiniLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches hold rows of one length, every row once, and no more tokens than allowed."""
+def test_batches_hold_every_row_once_and_no_more_tokens_than_allowed(
+    minilm: MiniLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "TOKENS_A_BATCH", 2 * MAX_TOKENS)
     ids = minilm.tokenize(TEXTS * 9)
     batches, offsets = minilm.plan(ids)
-    assert len(batches) > len({len(i) for i in ids})
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(ids)))
     np.testing.assert_array_equal(np.diff(offsets), [len(i) for i in ids])
-    for rows in batches:
-        assert len({len(ids[r]) for r in rows}) == 1
-        assert len(rows) * len(ids[rows[0]]) <= 2 * MAX_TOKENS
+    assert all(sum(len(ids[r]) for r in rows) < 3 * MAX_TOKENS for rows in batches)
     many = minilm.states(TEXTS * 2).states
     monkeypatch.undo()
+    assert len(minilm.plan(ids, least=3)[0]) == 3
+    assert len(minilm.plan(ids[:1], least=3)[0]) == 1
     np.testing.assert_allclose(many, minilm.states(TEXTS * 2).states, atol=1e-5)
+
+
+def test_packed_texts_get_the_states_that_each_gets_from_whole_layers(minilm: MiniLM) -> None:
+    """No text is padded, and none sees another."""
+    packed, ids = minilm.states(TEXTS), minilm.tokenize(TEXTS)
+    for number, tokens in enumerate(ids):
+        alone = minilm(torch.tensor([tokens]))[0].numpy()
+        np.testing.assert_allclose(packed.take(np.array([number])).states, alone, atol=1e-5)
 
 
 def test_plan_and_fill_write_each_text_to_its_place(minilm: MiniLM) -> None:

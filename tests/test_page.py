@@ -699,7 +699,8 @@ def test_nothing_moves_for_those_who_asked_for_it(visit: Visit) -> None:
         """() => [...document.querySelectorAll("body, body *")].filter((one) => {
             const style = getComputedStyle(one);
             const moves = (list) => list.split(",").some((text) => parseFloat(text) > 0.01);
-            return moves(style.transitionDuration) || (style.animationName !== "none" && moves(style.animationDuration));
+            const animated = style.animationName !== "none" && moves(style.animationDuration);
+            return animated || moves(style.transitionDuration);
           }).map((one) => one.id || one.className?.baseVal || one.className)"""
     )
     assert moving == []

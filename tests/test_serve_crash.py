@@ -79,10 +79,10 @@ class Load:
 
     def _change(self, client: httpx.Client, ledger: Ledger, name: str, choice: random.Random) -> None:
         """Put new items, replace some, delete some."""
-        for number in itertools.count(len(ledger.sure)):
+        for number in itertools.count():
             there = [id for id, content in ledger.sure.items() if content is not Gone]
             kind = choice.random() if there else 0.0
-            id = f"{name}/{number}" if kind < 0.6 else choice.choice(there)
+            id = f"{name}/{self._seed}/{number}" if kind < 0.6 else choice.choice(there)
             if kind > 0.85:
                 ledger.hoped[id] = Gone
                 assert client.delete(f"/v1/items/{id}").status_code == 204
@@ -112,7 +112,9 @@ class Load:
 
     def _search(self, client: httpx.Client, ledger: Ledger, name: str, choice: random.Random) -> None:
         while True:
-            answer = client.post("/v1/search", json={"text": f"{choice.choice('abcd')}/{choice.randrange(50)} take1"})
+            answer = client.post(
+                "/v1/search", json={"text": f"{choice.choice('abcd')}/{self._seed}/{choice.randrange(50)} take1"}
+            )
             assert answer.status_code == 200, answer.text
             self.answered += 1
 

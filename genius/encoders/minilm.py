@@ -5,6 +5,7 @@ Knows BERT's arithmetic and the tokenizer; knows nothing of heads, instructions 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,15 +14,18 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from genius.threads import over_blocks
+
 WIDTH = 384
 LAYERS = 6
 HEADS = 12
 MAX_TOKENS = 128
 TOKENS_A_BATCH = 4096
+FEW_TOKENS = 64  # are not worth another batch
 
 
 class BertLayer(nn.Module):
-    """One post-norm transformer layer of BERT. All rows of a batch have the same number of tokens: no mask."""
+    """One post-norm transformer layer of BERT. Texts that attend together have the same number of tokens: no mask."""
 
     def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
@@ -35,11 +39,25 @@ class BertLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (n, tokens, width) -> the same."""
-        n, tokens, width = x.shape
-        q, k, v = self.qkv(x).view(n, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        a = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, tokens, width)
-        x = self.norm_1(x + self.attended(a))
-        return self.norm_2(x + self.down(F.gelu(self.up(x))))
+        return self.transform(x, self.attend(self.qkv(x)))
+
+    def packed(self, x: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
+        """x: (tokens in all, width) -> the same. shapes: so many texts of so many tokens each follow one another."""
+        parts = self.qkv(x).split([n * tokens for n, tokens in shapes])
+        attended = [self.attend(part.view(*shape, -1)).flatten(0, 1) for part, shape in zip(parts, shapes, strict=True)]
+        return self.transform(x, torch.cat(attended))
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """(n, tokens, 3 * width) -> (n, tokens, width)"""
+        n, tokens, triple = qkv.shape
+        q, k, v = qkv.view(n, tokens, 3, self.heads, triple // 3 // self.heads).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, tokens, triple // 3)
+
+    def transform(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention."""
+        x = self.norm_1(x + self.attended(attended))
+        out: Tensor = self.norm_2(x + self.down(F.gelu(self.up(x))))
+        return out
 
 
 def layer_weights(weights: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
@@ -130,25 +148,42 @@ class MiniLM(nn.Module):
     def states(self, texts: Sequence[str], advance: Callable[[int], object] = lambda n: None) -> TokenStates:
         """Token states of all texts."""
         ids = self.tokenize(texts)
-        batches, offsets = self.plan(ids)
+        batches, offsets = self.plan(ids, least=torch.get_num_threads())
         # Not float16: that would blow up the last bit, which depends on the batch, to a thousandth.
         states = np.empty((int(offsets[-1]), WIDTH), dtype=np.float32)
-        for rows in batches:
-            self.fill(states, offsets, ids, rows)
-            advance(len(rows))
+
+        def fill(block: slice) -> None:
+            for rows in batches[block]:
+                self.fill(states, offsets, ids, rows)
+                advance(len(rows))
+
+        over_blocks(fill, len(batches), 1)
         return TokenStates(states, offsets)
 
     @staticmethod
-    def plan(ids: Sequence[Sequence[int]]) -> tuple[list[np.ndarray], np.ndarray]:
-        """Batches of rows of one length, so that no text is ever padded, and the offsets of the packed states."""
+    def plan(ids: Sequence[Sequence[int]], least: int = 1) -> tuple[list[np.ndarray], np.ndarray]:
+        """Batches of rows, the shortest texts first, and the offsets of the packed states.
+
+        least: so many batches, where there is enough for them.
+        """
         lengths = np.array([len(i) for i in ids], dtype=np.int64)
-        batches: list[np.ndarray] = []
-        for length in np.unique(lengths):
-            same = np.flatnonzero(lengths == length)
-            batches += np.array_split(same, -(-len(same) * int(length) // TOKENS_A_BATCH))
+        order = np.argsort(lengths, kind="stable")
+        room = min(TOKENS_A_BATCH, max(FEW_TOKENS, -(-int(lengths.sum()) // least)))
+        full = (np.cumsum(lengths[order]) - 1) // room
+        batches = np.split(order, np.flatnonzero(np.diff(full)) + 1) if len(ids) else []
         return batches, np.concatenate([[0], np.cumsum(lengths)])
 
+    @torch.inference_mode()
     def fill(self, states: np.ndarray, offsets: np.ndarray, ids: Sequence[Sequence[int]], rows: np.ndarray) -> None:
-        """Writes the states of one batch of `plan` to their places."""
-        out = self(torch.tensor([ids[r] for r in rows]))
-        states[offsets[rows][:, None] + np.arange(out.shape[1])] = out.numpy()
+        """Writes the states of one batch of `plan` to their places.
+
+        The tokens of all texts go through the layers as one matrix, so that weights are read once; only texts of one
+        length attend together, so that none is ever padded.
+        """
+        lengths, counts = np.unique([len(ids[row]) for row in rows], return_counts=True)
+        shapes = list(zip(counts.tolist(), lengths.tolist(), strict=True))
+        places = torch.cat([self.positions.weight[:length].repeat(n, 1) for n, length in shapes])
+        x = self.norm(self.words(torch.tensor([token for row in rows for token in ids[row]])) + places)
+        for layer in self.layers:
+            x = cast(BertLayer, layer).packed(x, shapes)
+        states[np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])] = x.numpy()
