@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="10 seconds and 2,000 requests")
     parser.add_argument("--page", type=Path, help="measure nothing; write OUT/serve.json into this page")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the service does not outlive its measurement
     console = Console()
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ Knows Playwright, how to find a browser, and what no page may do; nothing of wha
 """
 
 import base64
-import functools
 import mimetypes
 import re
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
+from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -130,13 +129,22 @@ def _type(name: str) -> str:
 
 
 def violations(page: Page) -> list[str]:
-    found = _axe().run(page, options={"resultTypes": ["violations"], "runOnly": WCAG}).response["violations"]
-    return [f"{one['id']}: {node['html'][:200]} {node['failureSummary']}" for one in found for node in one["nodes"]]
+    """In light and in dark, if the page follows the system's wish. What is no matter of colour is looked at once."""
+    page.emulate_media(color_scheme="light")
+    found = _axe(page, {"type": "tag", "values": WCAG})
+    page.emulate_media(color_scheme="dark")
+    return found + _axe(page, {"type": "rule", "values": ["color-contrast"]})
 
 
-@functools.cache
-def _axe() -> Axe:
-    return Axe()
+def _axe(page: Page, which: dict[str, Any]) -> list[str]:
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(AXE_SCRIPT)
+    found = page.evaluate("(options) => axe.run(options)", {"resultTypes": ["violations"], "runOnly": which})
+    return [
+        f"{one['id']}: {node['html'][:200]} {node['failureSummary']}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
 
 
 def overflow(page: Page) -> list[str]:

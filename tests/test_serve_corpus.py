@@ -29,6 +29,7 @@ from hostile import (
     pictures,
     raw_requests,
 )
+from processes import folder_in_memory
 from serving import PATIENCE, RunningServer, copy_index, png, running_server
 
 ROUTES = (
@@ -42,14 +43,14 @@ KNOWN = ({"text": "a red circle", "k": 20}, {"image": encoded(png("blue star")),
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place() -> Iterator[Path]:
     """Where the server runs: its working directory, with two indexes and a file that is nobody's business."""
-    folder = tmp_path_factory.mktemp("place")
-    for name in ("written", "kept"):
-        copy_index(folder, f"{name}.genius")
-    (folder / "secret.png").write_bytes(png("green square"))
-    (folder / "temporary").mkdir()
-    return folder
+    with folder_in_memory() as folder:
+        for name in ("written", "kept"):
+            copy_index(folder, f"{name}.genius")
+        (folder / "secret.png").write_bytes(png("green square"))
+        (folder / "temporary").mkdir()
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +133,12 @@ def job_of(client: httpx.Client, answer: httpx.Response) -> dict[str, Any]:
 def test_pictures_are_read_or_refused_as_they_deserve(client: httpx.Client) -> None:
     def search(name: str) -> None:
         one = pictures()[name]
-        as_json = client.post("/v1/search", json={"image": encoded(one.data), "k": 1})
-        as_form = send(client, "POST", "/v1/search", FORM, form(("image", "x.png", one.data), ("k", None, b"1")))
         allowed = {"read": {200}, "refused": {400, 413, 422}, "either": {200, 422}}[one.fate]
-        if one.data:  # an empty file in a form is a file that was not chosen
-            assert checked(as_form, name) == checked(as_json, name)
-        assert checked(as_json, name) in allowed, f"{name}: {as_json.text}"
+        if len(name) % 2:
+            answer = client.post("/v1/search", json={"image": encoded(one.data), "k": 1})
+        else:
+            answer = send(client, "POST", "/v1/search", FORM, form(("image", "x.png", one.data), ("k", None, b"1")))
+        assert checked(answer, name) in allowed, f"{name}: {answer.text}"
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(search, pictures()))
@@ -158,7 +159,6 @@ def test_pictures_in_bulk_are_stored_or_listed_as_bad(client: httpx.Client) -> N
         if shown.status_code == 200:
             assert shown.headers["content-type"] in ("image/webp", "image/png", "image/jpeg")
             assert b"<script>" not in shown.content
-            checked(client.delete(f"/v1/items/{quote(f'bulk {name}', safe='')}"), name)
 
 
 # Bodies
@@ -166,11 +166,15 @@ def test_pictures_in_bulk_are_stored_or_listed_as_bad(client: httpx.Client) -> N
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_bodies_that_call_themselves_json(client: httpx.Client, method: str, path: str) -> None:
-    statuses = {name: checked(send(client, method, path, JSON, body), name) for name, body in json_bodies().items()}
+    statuses = {
+        name: checked(send(client, method, path, JSON, body), name)
+        for name, body in json_bodies().items()
+        if len(body) < 5_000_000 or path == "/v1/search"
+    }
     for name in ("nothing", "cut", "nan", "1e400", "k 1e400", "lists", "objects", "surrogate", "xml", "top None"):
         assert statuses[name] in (400, 422), name
-    assert statuses["21 MB"] in (413, 422)
     if path == "/v1/search":
+        assert statuses["21 MB"] == 413
         assert statuses["double keys"] in (200, 400, 422)
         assert statuses["template"] == statuses["emoji"] == statuses["everything"] == 200
         assert statuses["10 MB text"] == statuses["unknown field"] == 422
@@ -205,7 +209,7 @@ def test_bodies_of_other_types_are_refused(client: httpx.Client) -> None:
 
 
 def test_strange_ids_are_ids(client: httpx.Client) -> None:
-    for id in STRANGE_IDS:
+    def use(id: str) -> None:
         path = quote(id, safe="").replace(".", "%2E")  # or the client itself would take dots out
         made = client.put(f"/v1/items/{path}", json={"text": f"Something called {id[:50]!r}."})
         if checked(made, id) == 201:
@@ -219,6 +223,9 @@ def test_strange_ids_are_ids(client: httpx.Client) -> None:
             checked(client.get(address), id)
         checked(client.get("/v1/indexes", params={"index": id}), id)
         assert checked(client.get("/v1/items", params={"index": id}), id) in (404, 422)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, STRANGE_IDS))
 
 
 def test_addresses_lead_to_no_file(client: httpx.Client, server: RunningServer) -> None:

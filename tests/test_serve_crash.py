@@ -55,8 +55,9 @@ class Load:
 
     def __init__(self, url: str, seed: int) -> None:
         self._url, self._seed = url, seed
-        self.acknowledged = 0
-        self.answered = 0
+        self.acknowledged = 0  # single changes
+        self.added = 0  # items of bulk additions
+        self.answered = 0  # searches
         self._counting = threading.Lock()
 
     def start(self, pool: ThreadPoolExecutor, ledgers: dict[str, Ledger]) -> list[Any]:
@@ -107,7 +108,7 @@ class Load:
                 assert job["bad"] == []
                 for id in ids[done : job["done"]]:
                     ledger.told(id, 1)
-                    self._count()
+                self.added += job["done"] - done
                 done = job["done"]
 
     def _search(self, client: httpx.Client, ledger: Ledger, name: str, choice: random.Random) -> None:
@@ -156,7 +157,7 @@ def batches(ids: list[str], size: int) -> Iterator[list[str]]:
 
 def kill_under_load(url: str, ledgers: dict[str, Ledger], seed: int, kill: Any) -> Load:
     """Let clients work until so many changes are acknowledged, a number that chance decides; then kill."""
-    load, wanted = Load(url, seed), random.Random(seed).randint(10, 150)
+    load, wanted = Load(url, seed), random.Random(seed).randint(5, 60)
     with ThreadPoolExecutor(len(ledgers) + 2) as pool:
         works = load.start(pool, ledgers)
         deadline = time.monotonic() + PATIENCE
@@ -198,18 +199,19 @@ def tiny_server(path: Path) -> Iterator[tuple[str, Other]]:
 
 
 def survive(path: Path, model: Genius, rounds: int) -> int:
-    """How many changes were acknowledged in so many rounds."""
-    ledgers, found, total, seen = new_ledgers(), dict[str, int](), 0, 0
+    """How many single changes were acknowledged in so many rounds."""
+    ledgers, found, total, added, seen = new_ledgers(), dict[str, int](), 0, 0, 0
     for seed in range(rounds):
         with tiny_server(path) as (url, process):
             check_served(url, found, random.Random(seed))
             load = kill_under_load(url, ledgers, seed, process.kill)
-        total, seen = total + load.acknowledged, seen + load.answered
+        total, added, seen = total + load.acknowledged, added + load.added, seen + load.answered
         index = Index.open(path, model)
         found = survivors(ledgers, index)
         assert index.verify() == []
     with tiny_server(path) as (url, _):
         check_served(url, found, random.Random(rounds))
+    assert added > 0
     assert seen > 0
     return total
 
@@ -218,7 +220,7 @@ def test_what_was_acknowledged_survives_a_kill() -> None:
     with folder_in_memory() as folder:
         model = tiny_model()
         Index.create(folder / "tiny", model)
-        assert survive(folder / "tiny", model, rounds=5) >= 50
+        assert survive(folder / "tiny", model, rounds=5) >= 25
 
 
 @pytest.mark.slow
@@ -226,7 +228,7 @@ def test_what_was_acknowledged_survives_many_kills() -> None:
     with folder_in_memory() as folder:
         model = tiny_model()
         Index.create(folder / "tiny", model)
-        assert survive(folder / "tiny", model, rounds=100) >= 1000
+        assert survive(folder / "tiny", model, rounds=100) >= 500
 
 
 @pytest.mark.slow

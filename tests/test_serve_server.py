@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from processes import Talk, other
 from starlette.responses import PlainTextResponse
 
@@ -45,12 +46,15 @@ def small_app(settings: Settings) -> FastAPI:
         return PlainTextResponse(b"x" * 50_000_000)
 
     @app.get("/v1/wait")
-    async def wait() -> PlainTextResponse:
+    @app.post("/v1/search/batch")
+    async def wait(request: Request) -> PlainTextResponse:
+        await request.body()
         app.state.asked.set()
         await asyncio.to_thread(app.state.go_on.wait, PATIENCE)
         return PlainTextResponse("done")
 
     app.state.asked, app.state.go_on = threading.Event(), threading.Event()
+    app.state.routes = [route for route in app.routes if isinstance(route, APIRoute)]
     install_problems(app)
     security.install(app, settings)
     return app
@@ -282,8 +286,10 @@ def test_a_client_that_hangs_up_on_many_requests_is_no_accident(monkeypatch):
     handler = listened(monkeypatch)
     with running(QUICK) as service:
         with Client(service.port) as client:
-            client.send(10 * "GET /v1/wait HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            client.send(10 * "POST /v1/search/batch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\nx")
+            client.socket.shutdown(socket.SHUT_WR)
             assert service.app.state.asked.wait(PATIENCE)
+            assert client.closed()
         service.app.state.go_on.set()
         assert until(lambda: service.connections == 0 and not service.server.server_state.tasks)
     assert not any("failed" in line for line in handler.lines)

@@ -79,7 +79,7 @@ def install(app: FastAPI, settings: Settings) -> None:
             allow_private_network=True,
         )
     app.add_middleware(OwnPages, settings=settings)
-    app.add_middleware(OwnNames, settings=settings)
+    app.add_middleware(OwnNames, names=own_names(settings))
     app.add_middleware(Armour)
 
 
@@ -193,19 +193,26 @@ def is_address(host: str) -> bool:
     return True
 
 
+def own_names(settings: Settings) -> frozenset[str]:
+    """The names by which clients may call the service."""
+    names = {"localhost", settings.host.lower()}
+    for name in settings.hosts:
+        host = host_of(name)
+        if host is None:
+            raise GeniusError(f"{name!r} is not the name of a host. Give one such as search.example.org.")
+        names.add(host)
+    return frozenset(names)
+
+
 class OwnNames(Check):
     """Only requests for a name of the service's own: no page can have its own name lead here (DNS rebinding).
 
     Addresses in figures all pass: no such trick can be played with them.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
         super().__init__(app)
-        names = {name: host_of(name) for name in settings.hosts}
-        for name, host in names.items():
-            if host is None:
-                raise GeniusError(f"{name!r} is not the name of a host. Give one such as search.example.org.")
-        self._names = {"localhost", settings.host.lower(), *names.values()}
+        self._names = names
 
     def refusal(self, scope: Scope) -> Refusal | None:
         given = _values(scope, b"host")

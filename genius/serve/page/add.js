@@ -21,7 +21,7 @@ let showItems = () => {};
 export function startAdd({ done, show: shown }) {
   finished = done;
   showItems = shown;
-  $("add-open").addEventListener("click", () => openAdd([]));
+  for (const id of ["add-open", "add-first"]) $(id).addEventListener("click", () => openAdd([]));
   $("add-close").addEventListener("click", () => $("add").close());
   $("add").addEventListener("close", closed);
   $("add-files").addEventListener("change", () => {
@@ -36,13 +36,15 @@ export function startAdd({ done, show: shown }) {
   });
 }
 
-export function openAdd(files) {
+export async function openAdd(files) {
   if (!$("add").open) {
     openOverlay("add");
     $("add").showModal();
     if (!working) report();
   }
-  take(files);
+  await take(files);
+  if (files.length) ($("add-list").querySelector(".add-text") ?? $("add-close")).focus();
+  else $("add-files").focus();
 }
 
 export const addIsOpen = () => $("add").open;
@@ -141,7 +143,7 @@ function fields(row) {
     row.text = words.value;
     countReady();
   };
-  const hint = row.picture ? "Words that belong to the picture (optional)" : "The text";
+  const hint = row.picture ? "Words, if you like" : "The text";
   const words = el("textarea", {
     class: "add-text",
     rows: row.picture ? 1 : 3,

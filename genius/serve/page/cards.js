@@ -6,6 +6,8 @@ import { chips } from "./chips.js";
 import { el, icon } from "./dom.js";
 import { alternative, kind, says, score, title } from "./wording.js";
 
+const BRIEF = 60; // characters: shorter texts are written larger
+
 /**
  * An <img> of an item's picture. size: at most so many pixels of the page; alt: "" where the item is named beside it;
  * instead: what takes its place when it cannot be shown, null for nothing.
@@ -55,7 +57,12 @@ export function card(item, { mode = "fast", shared = 0, written = 0 } = {}) {
 
 function face(item) {
   if (item.picture) return el("span", { class: "card-picture" }, picture(item, 256));
-  return el("span", { class: "card-picture words" }, el("span", {}, item.text ?? title(item)));
+  const text = item.text ?? title(item);
+  return el(
+    "span",
+    { class: "card-picture words" },
+    el("span", { class: text.length <= BRIEF ? "brief" : null }, text),
+  );
 }
 
 function caption(item, name) {

@@ -83,7 +83,8 @@ function fill(page, codes, offset) {
     ? ""
     : "Every item has an ID that the model writes code by code. The first code is the item's kind; items that are " +
       "alike share the codes after it. ";
-  $("codes-lead").textContent = `${beginning}${plural(page.total, "item")} with ${plural(page.ids, "different ID")}.`;
+  const many = `${plural(page.total, "item")} with ${plural(page.ids, "different ID")}.`;
+  $("codes-lead").textContent = `${beginning}${page.total ? many : "No item has this code."}`;
   nextCodes(page, codes);
   anyBeginning(codes);
   $("codes-items-title").textContent = "Items";

@@ -14,7 +14,13 @@ let filled = null; // the index whose examples are shown
 
 /** Shows examples of an index. */
 export async function showHome(index) {
-  show(index.items === 0, $("home-empty"));
+  const empty = index.items === 0;
+  $("home-empty-hint").textContent = index.writable
+    ? "Drop pictures or text files anywhere on this page to add them."
+    : "There is nothing to find yet.";
+  show(empty, $("home-empty"));
+  show(!empty, $("home-hint"));
+  show(index.writable, $("add-first"));
   if (filled === index.name) return;
   filled = index.name;
   const kinds = index.modalities ?? {};

@@ -1,5 +1,5 @@
-// how.js: the panel that says how an answer was found: the time each stage took and how much was looked at, the beam as
-// a tree, and the codes that results share. Knows the service's answer.
+// how.js: the panel that says how an answer was found: the beam as a tree, the codes that results share, the time each
+// stage took and how much was looked at. Knows the service's answer.
 
 import { chips, hasPrefix } from "./chips.js";
 import { picture } from "./cards.js";
@@ -50,7 +50,7 @@ function setOpen(open, keep) {
 }
 
 export function showHow(answer, query) {
-  $("how").replaceChildren(...effort(answer, query), ...beam(answer, query), ...shared(answer.hits));
+  $("how").replaceChildren(...beam(answer, query), ...shared(answer.hits), ...effort(answer, query));
 }
 
 function beam(answer, query) {

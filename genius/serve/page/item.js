@@ -6,6 +6,8 @@ import { $, el, show } from "./dom.js";
 import { closeOverlay, openOverlay } from "./state.js";
 import { alternative, kind, says, score, title } from "./wording.js";
 
+const LONG = 100; // characters: a longer text is no title
+
 let item = null;
 let list = []; // the items it can be walked through with
 let mode = "fast";
@@ -57,7 +59,7 @@ function leaveFor(action) {
 function fill(one) {
   item = one;
   $("item").dataset.id = one.id;
-  $("item-title").textContent = title(one);
+  $("item-title").textContent = title(one).length > LONG ? kind(one.modality) : title(one);
   show(Boolean(one.picture), $("item-figure"), $("item-compose"));
   $("item-picture").removeAttribute("src");
   if (one.picture) {
@@ -65,7 +67,7 @@ function fill(one) {
     fillPicture($("item-picture"), one.picture, 1024);
   }
   $("item-text").textContent = one.text ?? "";
-  show(Boolean(one.text) && !says(title(one), one.text), $("item-text"));
+  show(Boolean(one.text) && !says($("item-title").textContent, one.text), $("item-text"));
   $("item-codes").replaceChildren(chips(one.codes, { shared: one.codes.length }));
   $("item-metadata").replaceChildren(
     ...details(one).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),

@@ -210,7 +210,7 @@ async function givenFiles(files, how) {
   if (addIsOpen()) return openAdd(files);
   closeItem();
   const [file] = files;
-  if (files.length === 1 && isPicture(file)) {
+  if (files.length === 1 && isPicture(file) && index?.items !== 0) {
     await form.usePicture(file);
     search(form.read());
     const instead = { label: "Add it to the index instead", id: "add-instead", run: () => openAdd(files) };

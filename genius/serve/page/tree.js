@@ -109,7 +109,7 @@ export function draw({ root }, onPoint) {
   const names = Math.max(
     ...[...walk(root)].map((at) => (at.children.length || !at.label ? 0 : short(at.label).length)),
   );
-  const room = 20 + names * 6.4 + 22 * THUMBS; // at the right, for the leaves' names and pictures
+  const room = 36 + names * 6.4 + 22 * THUMBS; // at the right, for the leaves' names and pictures
   const step = (WIDTH - room) / columns;
   let row = 0;
   const place = (at, column) => {
