@@ -17,6 +17,11 @@ FUNCTIONS = (
     *("try_cast", "upper"),
 )
 _BEFORE_BRACKETS = {*FUNCTIONS, "and", "between", "case", "else", "in", "like", "not", "or", "then", "when"}
+_JOINING = {  # words between two values, which say how they belong together
+    *("and", "as", "between", "case", "distinct", "else", "escape", "from", "ilike", "in", "is", "like", "not", "or"),
+    *("similar", "then", "to", "when"),
+}
+_TYPES = {"date", "interval", "time", "timestamp"}  # of the quoted value behind them
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
     | (?P<quoted>'[^']*'|"[^"]*"|`[^`]*`)
@@ -52,6 +57,9 @@ def check_condition(where: str, hidden: Collection[str] = ()) -> None:
         called = previous if text == "(" and previous and previous.lastgroup in ("word", "quoted") else None
         if called and called[0].lower() not in _BEFORE_BRACKETS:
             raise _refused(where, f"there is no function {called[0]}; there are {', '.join(FUNCTIONS)}")
+        doubled = kind == "quoted" and before is not None and before.lastgroup == "quoted"  # a quote within quotes
+        if previous and not called and not doubled and _ends_value(previous) and _begins_value(token, previous):
+            raise _refused(where, f"there is no operator such as = or AND before {text}")
         name = text.strip("`").lower() if kind == "word" or text[0] == "`" else ""
         if name.startswith("_") or name in hidden:
             raise _refused(where, f"there is no field {text}")
@@ -66,11 +74,30 @@ def check_condition(where: str, hidden: Collection[str] = ()) -> None:
         )
 
 
+def _ends_value(token: re.Match[str]) -> bool:
+    return token[0] == ")" or token.lastgroup in ("quoted", "value") or _is_name(token)
+
+
+def _begins_value(token: re.Match[str], previous: re.Match[str]) -> bool:
+    if token.lastgroup == "quoted":
+        return previous[0].lower() not in _TYPES
+    if token[0].lower() in ("end", "unsigned"):  # of a case, and of a type
+        return False
+    return token[0] == "(" or (token.lastgroup == "value" and token[0][0] != "-") or _is_name(token)
+
+
+def _is_name(token: re.Match[str]) -> bool:
+    """Also null, true and false, which stand where a name can stand."""
+    return token.lastgroup == "word" and token[0].lower() not in _JOINING
+
+
 def unusable(where: str, error: Exception, fields: dict[str, str]) -> GeniusError:
     """What Lance says about a condition, as a sentence. fields: what can stand in one, and the kind of each."""
     reason = re.sub(r",? (?:location: )?/\S+\.rs:\d+:\d+", "", str(error))
     reason = re.sub(r"^(?:Invalid user input: |External error: |Query Execution error: )+", "", reason)
     reason = re.sub(r"\. Valid fields are.*", "", reason, flags=re.DOTALL)
+    reason = re.sub(r".*\((?:sql parser error|ParserError)\W*(.*)\)$", r"\1", reason.strip(), flags=re.DOTALL)
+    reason = re.sub(r"^Error resolving filter expression .*: Invalid user input: |^Schema error: ", "", reason)
     known = ", ".join(f"{_quoted(name)} ({kind})" for name, kind in fields.items())
     return _refused(where, reason.strip().rstrip("."), f" The fields of this index are {known}.")
 

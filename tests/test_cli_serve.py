@@ -1,12 +1,17 @@
 """The command `genius serve`: what it makes of its arguments, what it says, and how a real one starts and ends."""
 
+import json
 import re
 import signal
+import socket
 import stat
+import subprocess
 import sys
+import tomllib
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -244,3 +249,78 @@ def test_a_real_one_starts_answers_and_ends_well(tmp_path, key_file):
     assert KEY not in log
     assert "Traceback" not in log
     assert Index.open(index).get("new").text == "a new one"
+
+
+# The container: what can be said of it without building it
+
+ROOT = Path(__file__).parent.parent
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Instruction and arguments of each line of the Dockerfile, lines that go on put together."""
+    text = re.sub(r"\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def test_the_container_is_made_of_what_there_is():
+    """Every file that is copied exists and is let through by .dockerignore; the extra exists; torch is pinned."""
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line.startswith("!")}
+    copied = {
+        source
+        for name, rest in instructions()
+        if name == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    }
+    assert copied == let_through
+    assert all((ROOT / source).exists() for source in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {*project["license-files"], project["readme"]} <= copied
+    runs = " ".join(rest for name, rest in instructions() if name == "RUN")
+    assert set(re.findall(r'"\.\[(\w+)\]"', runs)) == {"serve"} <= set(project["optional-dependencies"])
+    assert "--no-cache-dir --no-deps" in runs
+    assert len(re.findall(r"^torch==\S+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)) == 1
+
+
+def test_the_container_runs_without_rights_and_from_a_version_that_is_named():
+    found = instructions()
+    image = dict(rest.split("=") for name, rest in found if name == "ARG")["PYTHON"]
+    assert re.fullmatch(r"3\.\d+\.\d+-slim-\w+", image)
+    assert {rest.removesuffix(" AS build") for name, rest in found if name == "FROM"} == {"python:${PYTHON}"}
+    assert [rest for name, rest in found if name == "USER"] == ["10001:10001"]
+    names = [name for name, _ in found]
+    assert names.index("USER") > max(i for i, name in enumerate(names) if name in ("RUN", "COPY"))
+
+
+def test_the_container_starts_with_a_command_that_there_is(run, path):
+    given = {name: json.loads(rest) for name, rest in instructions() if name in ("ENTRYPOINT", "CMD")}
+    command = given["ENTRYPOINT"][1:]
+    assert command == ["serve", "--host", "0.0.0.0", "--port", "8000"]
+    assert given["CMD"] == ["/data/index.genius"]
+    command[command.index("8000")] = "0"
+    result = run(*command[1:], path)
+    assert result.status == 0
+    assert "nobody may write" in result.out
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (None, 1)])
+def test_the_container_knows_whether_it_is_well(status, code):
+    """The health check itself, with the port of a stand-in."""
+    check = next(rest for name, rest in instructions() if name == "HEALTHCHECK")
+    program = json.loads(check.partition(" CMD ")[2])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        answering = Thread(target=answer_once, args=(listener, status), daemon=True)
+        answering.start()
+        done = subprocess.run(
+            [sys.executable, program[1], program[2].replace("8000", str(port))], capture_output=True, timeout=60
+        )
+        answering.join(10)
+    assert done.returncode == code
+
+
+def answer_once(listener: socket.socket, status: int | None) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        assert connection.recv(1000).startswith(b"GET /healthz ")
+        if status is not None:
+            connection.sendall(f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode())

@@ -19,6 +19,7 @@ from genius.errors import GeniusError
         f"year IN ({','.join(['1'] * 4000)})",
         f"year IN ({', '.join(['-1'] * 1000)})",
         " AND ".join(["a = 1"] * (OPERATIONS // 3)),
+        "cast(year AS int unsigned) = 5 OR day = date '2020-01-01' OR NOT (ok) AND year IS NOT DISTINCT FROM -5",
     ],
 )
 def test_conditions_are_let_through(where):
@@ -51,6 +52,13 @@ def test_conditions_are_let_through(where):
         ("codes IS NULL", "no field codes"),
         ("`Codes` IS NULL", "no field `Codes`"),
         ("_rowid = 0", "no field _rowid"),
+        ("lang = 'en' year = 2000", "no operator such as = or AND before year"),  # Lance would pass over the rest
+        ("lang = 'en' LIMIT 1", "before LIMIT"),
+        ("lang = 'en' 'de'", "before 'de'"),
+        ("year 5", "before 5"),
+        ("year = 5 6", "before 6"),
+        ("(year = 5) (year = 6)", "before \\("),
+        ("lang IS NULL true", "before true"),
     ],
 )
 def test_anything_else_is_refused(where, sentence):

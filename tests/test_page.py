@@ -112,6 +112,27 @@ def first_ids(answer: dict[str, Any], number: int) -> set[str]:
     return {one["id"] for one in answer["hits"][:number]}
 
 
+# The watch itself
+
+
+@pytest.mark.parametrize(
+    ("script", "event", "complaint"),
+    [
+        ("fetch('http://example.org/').catch(() => {})", "console", "policy forbids http://example.org"),
+        ("location = 'http://example.org/'", "requestfailed", "asked another host: http://example.org/"),
+        ("throw new Error('a mistake of the page')", "pageerror", "a mistake of the page"),
+        ("eval('1')", "console", "policy forbids eval"),
+    ],
+)
+def test_what_goes_wrong_in_a_page_fails_its_test(
+    browser: Browser, server: RunningServer, script: str, event: str, complaint: str
+) -> None:
+    with pytest.raises(AssertionError, match=complaint), watched(browser, server.url) as page:
+        page.goto("/")
+        with page.expect_event(event):
+            page.evaluate(f"() => {{ setTimeout(() => {{ {script} }}) }}")
+
+
 # Searching
 
 
@@ -710,3 +731,10 @@ def test_the_page_needs_nothing_but_its_own_server(visit: Visit) -> None:
         "() => [...new Set(performance.getEntriesByType('resource').map((one) => new URL(one.name).host))]"
     )
     assert hosts == [page.evaluate("() => location.host")]
+
+
+def test_the_reference_of_the_interface_can_try_a_search(visit: Visit) -> None:
+    page = visit("/docs#search")
+    expect(page.locator("details.operation").first).to_be_visible()
+    assert violations(page) == []
+    assert overflow(page) == []

@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Mount
 
 from genius.errors import BadData, GeniusError
-from genius.serve import keys, security
+from genius.serve import keys, security, server
 from genius.serve.problems import install_problems
 from genius.serve.settings import Settings
 
@@ -789,3 +789,29 @@ def test_retry_after_is_a_whole_number_of_seconds():
     app = small_app(Settings(rate_limit=0.3, rate_burst=1))
     ask(app, "GET", "/")
     assert int(ask(app, "GET", "/")["retry-after"] or 0) == math.ceil(1 / 0.3)
+
+
+# The note
+
+
+def test_the_note_has_the_limits_as_they_are():
+    note = (Path(__file__).parent.parent / "docs/security.md").read_text()
+    settings = Settings()
+    table = {row[1]: row[2] for row in re.finditer(r"^\| (.+?) \| (.+?) \| .+ \|$", note, re.MULTILINE)}
+    found = 0
+    for what, told in table.items():
+        names = [name for name in re.findall(r"`(\w+)`", what) if hasattr(settings, name)]
+        for name, value in zip(names, told.split(", ") if "," in what else [told], strict=False):
+            real = getattr(settings, name)
+            if real is None:
+                assert value.startswith("off")
+            else:
+                assert float(value.split()[0].replace(",", "")) * (1e6 if "MB" in value else 1) == real, name
+            found += 1
+    assert found >= 10
+    assert f"{server.MAX_HEAD:,} bytes" in table["head of a request"]
+    assert f"{server.LEAST_READ:,} bytes in {settings.body_seconds:.0f} s" in table.values()
+    assert table["requests sent before the first is answered"] == str(server.MAX_PIPELINE)
+    assert f"each {security.SLOWEST:,} bytes" in note
+    assert f"`max_pixels`, {settings.max_pixels // 1_000_000} million" in note
+    assert f"less than {keys.SHORTEST} characters" in note
