@@ -19,6 +19,7 @@ COPY --from=build /opt/genius /opt/genius
 ENV PATH=/opt/genius/bin:$PATH \
     HOME=/tmp \
     HF_HOME=/tmp/huggingface \
+    MALLOC_ARENA_MAX=2 \
     NUMBA_CACHE_DIR=/tmp/numba \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1

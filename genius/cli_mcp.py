@@ -1,11 +1,11 @@
 """The `genius mcp` command: give an index to an assistant."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from genius.errors import BadIndex, GeniusError, MissingExtra
+from genius.console import named_indexes
+from genius.errors import MissingExtra
 
 EPILOG = (
     "Assistants start it themselves: enter [bold]genius mcp photos.genius[/bold], with the full path of the index, as "
@@ -30,20 +30,3 @@ def mcp(
         raise MissingExtra("genius mcp", "mcp") from error
 
     serve(paths)
-
-
-def named_indexes(given: list[str]) -> dict[str, Path]:
-    """The folders by their names: NAME=INDEX, or INDEX alone, which is called as its folder without the ending."""
-    paths: dict[str, Path] = {}
-    for one in given:
-        name, equals, folder = one.partition("=")
-        if not equals or Path(one).exists():
-            name, folder = Path(one).resolve().stem, one
-        if not name or not folder:
-            raise GeniusError(f"{one!r} is neither INDEX nor NAME=INDEX.")
-        if name in paths:
-            raise GeniusError(f"Two indexes are called {name!r}. Give one of them another name: NAME={folder}")
-        if not (Path(folder) / "items.lance").is_dir():
-            raise BadIndex(f"{folder} is not an index. Make one with: genius index create {folder} SOURCE")
-        paths[name] = Path(folder)
-    return paths

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from genius.cli_mcp import named_indexes
-from genius.console import complain, say
+from genius.console import complain, named_indexes, say
 from genius.errors import GeniusError, MissingExtra
 
 if TYPE_CHECKING:

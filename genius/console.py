@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from genius.errors import BadData
+from genius.errors import BadData, BadIndex, GeniusError
 
 SOME_BAD = 2
 """Exit status of a command that did its work, but not for all items."""
@@ -64,3 +64,20 @@ def read_ids(file: Path) -> list[str]:
         return [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
     except (OSError, UnicodeError) as error:
         raise BadData(f"{file} cannot be read ({error}). Give a text file in UTF-8 with an id a line.") from error
+
+
+def named_indexes(given: list[str]) -> dict[str, Path]:
+    """The folders by their names: NAME=INDEX, or INDEX alone, which is called as its folder without the ending."""
+    paths: dict[str, Path] = {}
+    for one in given:
+        name, equals, folder = one.partition("=")
+        if not equals or Path(one).exists():
+            name, folder = Path(one).resolve().stem, one
+        if not name or not folder:
+            raise GeniusError(f"{one!r} is neither INDEX nor NAME=INDEX.")
+        if name in paths:
+            raise GeniusError(f"Two indexes are called {name!r}. Give one of them another name: NAME={folder}")
+        if not (Path(folder) / "items.lance").is_dir():
+            raise BadIndex(f"{folder} is not an index. Make one with: genius index create {folder} SOURCE")
+        paths[name] = Path(folder)
+    return paths

@@ -19,7 +19,7 @@ from PIL import Image
 from serving import PATIENCE, copy_index, drawn_index, drawn_items, mini_model, png
 
 from genius.cli import main
-from genius.cli_mcp import named_indexes
+from genius.console import named_indexes
 from genius.errors import BadIndex, GeniusError
 from genius.index import Index
 from genius.items import Item, Query

@@ -154,7 +154,7 @@ def check_served(url: str, found: dict[str, int], choice: random.Random) -> None
 
 def kill_under_load(url: str, ledgers: dict[str, Ledger], seed: int, kill: Any) -> Load:
     """Let clients work until so many changes are acknowledged, a number that chance decides; then kill."""
-    load, wanted = Load(url, seed), random.Random(seed).randint(5, 60)
+    load, wanted = Load(url, seed), random.Random(seed).randint(5, 40)
     with ThreadPoolExecutor(len(ledgers) + 2) as pool:
         works = load.start(pool, ledgers)
         deadline = time.monotonic() + PATIENCE

@@ -5,6 +5,7 @@ Knows sockets, signals and HTTP on the wire. Knows no route.
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import functools
 import json
@@ -35,6 +36,7 @@ MAX_PIPELINE = 32
 LEAST_READ = 65_536
 """Bytes that a client must read of a long answer within `body_seconds`, again and again."""
 
+_M_ARENA_MAX = -8  # of malloc.h
 _TOO_MANY = "Too many connections are open. Try again later."
 _LONG_HEAD = f"The address and the headers are too long together: {MAX_HEAD:,} bytes are allowed."
 
@@ -53,6 +55,7 @@ def run(
     """
     _log_to_stderr()
     _allow_open_files(2 * settings.max_connections)
+    _share_memory()
     with listener or listen(settings) as taken:
         Server(Logged(app) if access_log else app, settings, ready, announce).run(sockets=[taken])
 
@@ -100,6 +103,13 @@ def _allow_open_files(wanted: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < enough:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+
+
+def _share_memory() -> None:
+    """Keeps glibc from giving each thread a heap of its own, which grow and are not given back."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such thing
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def _log_to_stderr() -> None:
