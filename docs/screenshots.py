@@ -17,7 +17,8 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 from browser import PHONE, chromium, watched  # noqa: E402
 from serving import running_server  # noqa: E402
 
-FOUND = "/?q=something+to+drink&target=image"
+GARDEN = "/?q=things+that+grow+in+a+garden&target=image"
+DRINK = "/?q=something+to+drink&target=image"
 COLOURS = 256
 LARGEST = 250_000  # bytes
 GAP = 32  # pixels between the two phones
@@ -35,14 +36,14 @@ def main() -> None:
 def desktop(browser: Browser, url: str, theme: str) -> Image.Image:
     """A question, its results, and how they were found."""
     with watched(browser, url, color_scheme=theme, reduced_motion="reduce") as page:
-        page.goto(FOUND)
+        page.goto(GARDEN)
         return picture(page, "#results")
 
 
 def codes(browser: Browser, url: str) -> Image.Image:
     """Everything that has the code which the first results share."""
     with watched(browser, url, color_scheme="light", reduced_motion="reduce") as page:
-        page.goto(FOUND)
+        page.goto(DRINK)
         page.locator("#shared [data-shared] [data-level='1']").first.click()
         return picture(page, "#codes-items")
 
@@ -53,7 +54,7 @@ def phones(browser: Browser, url: str) -> Image.Image:
     both = []
     for theme in ("light", "dark"):
         with watched(browser, url, color_scheme=theme, reduced_motion="reduce", **phone) as page:
-            page.goto(FOUND)
+            page.goto(DRINK)
             page.locator("#results [data-id]").first.wait_for()
             if theme == "dark":
                 page.tap("#how-toggle")
@@ -80,7 +81,7 @@ def picture(page: Page, grid: str) -> Image.Image:
 
 
 def save(image: Image.Image, path: Path) -> None:
-    few = image.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE)
+    few = image.quantize(COLOURS, method=Image.Quantize.MEDIANCUT, kmeans=4, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path.name}: {image.width}x{image.height}, {size // 1000} kB")

@@ -357,7 +357,7 @@ class Index:
         """The k best items for a query, best first; for a list of queries, a list of such lists.
 
         A query with a target gets only items of that kind. Options, all with defaults:
-        mode: "generate", "rerank" or "fast"; beam (50), budget (1000) and blend (0): see `Searcher.search`.
+        mode: "generate", "rerank" or "fast"; beam (50), budget (1000) and blend (0): see `Searcher.trace`.
         ids: only items with one of these ids.
         where: only items that satisfy this condition: SQL as Lance reads it, over `id`, `text`, `modality` ("image",
           "text" or "image,text"), the metadata fields, and `metadata`, all of them as JSON. Names that are no plain

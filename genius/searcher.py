@@ -7,7 +7,7 @@ of how queries became vectors, or of disks.
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -174,29 +174,9 @@ class Searcher:
         keep[rows] = True
         return Part(self.trie.restrict(keep))
 
-    def search(
-        self,
-        fused: np.ndarray,
-        embedding: np.ndarray,
-        wanted: Sequence[int | None] | np.ndarray | None = None,
-        k: int = 10,
-        mode: str = "fast",
-        beam: int = 50,
-        budget: int = 1000,
-        among: Part | None = None,
-        blend: float = 0.0,
-    ) -> Found:
-        """The k best rows for each query, whatever the other queries are.
-
-        fused, embedding: (q, dim), the queries as `Genius.fuse` and `Vectors.embedding` give them.
-        wanted: for each query the modality its answers must have; None, or -1 in an array, leaves it to the decoder.
-        mode: "generate" ranks IDs by log-probability (the paper's GENIUS); "rerank" ranks the items under the beams'
-          IDs by similarity (GENIUS^R); "fast" does so as soon as no more than `budget` items lie under the beams.
-        beam, budget: never less than k, so that k items are found where there are so many.
-        among: the rows that may come out, as `part` gives them; the answers are those of a collection of these alone.
-        blend: so many times the log-probability of an item's beam is added to its similarity, in "rerank" and "fast".
-        """
-        return self.trace(fused, embedding, wanted, k, mode, beam, budget, among, blend).found
+    def search(self, *vectors: Any, **how: Any) -> Found:
+        """As `trace`, without the way to it."""
+        return self.trace(*vectors, **how).found
 
     def trace(
         self,
@@ -210,7 +190,16 @@ class Searcher:
         among: Part | None = None,
         blend: float = 0.0,
     ) -> Trace:
-        """As `search`, and how it was found."""
+        """The k best rows for each query, whatever the other queries are, and how they were found.
+
+        fused, embedding: (q, dim), the queries as `Genius.fuse` and `Vectors.embedding` give them.
+        wanted: for each query the modality its answers must have; None, or -1 in an array, leaves it to the decoder.
+        mode: "generate" ranks IDs by log-probability (the paper's GENIUS); "rerank" ranks the items under the beams'
+          IDs by similarity (GENIUS^R); "fast" does so as soon as no more than `budget` items lie under the beams.
+        beam, budget: never less than k, so that k items are found where there are so many.
+        among: the rows that may come out, as `part` gives them; the answers are those of a collection of these alone.
+        blend: so many times the log-probability of an item's beam is added to its similarity, in "rerank" and "fast".
+        """
         check_search(k, mode, beam, budget, blend)
         fused, embedding = np.asarray(fused, np.float32), np.asarray(embedding, np.float32)
         bad = np.flatnonzero(~np.isfinite(fused).all(1) | ~np.isfinite(embedding).all(1))

@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
 import jsonschema
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from mcp import ClientSession, MCPError, StdioServerParameters, stdio_client, types
+from mcp import Client, ClientSession, MCPError, StdioServerParameters, stdio_client, types
 from PIL import Image
 from serving import PATIENCE, copy_index, drawn_index, drawn_items, mini_model, png
 
@@ -383,14 +384,24 @@ def test_the_server_ends_cleanly_when_its_input_ends_even_while_it_loads() -> No
     assert "Traceback" not in errors
 
 
-def test_an_index_that_cannot_be_opened_is_said_in_the_answer(tmp_path: Path) -> None:
+def test_a_client_of_the_newest_protocol_is_told_of_an_index_that_cannot_be_opened(tmp_path: Path) -> None:
     broken = tmp_path / "broken.genius"
     (broken / "items.lance").mkdir(parents=True)
-    with start_blocking_portal() as portal:
-        connection = connected(portal, tmp_path / "log", broken)
-        with portal.wrap_async_context_manager(connection) as one:
-            assert "broken.genius" in one.refused("search", text="anything")
-            assert "index" not in one.tools()["search"].input_schema["properties"]
+
+    async def talk() -> tuple[str, types.Tool, types.CallToolResult]:
+        program, *arguments = command(broken)
+        parameters = StdioServerParameters(command=program, args=arguments, env={"OMP_NUM_THREADS": "1"})
+        async with Client(stdio_client(parameters)) as client:
+            tools = (await client.list_tools()).tools
+            return client.protocol_version, tools[0], await client.call_tool("search", {"text": "anything"})
+
+    version, search, result = anyio.run(talk)
+    assert version >= "2026-07-28"
+    assert "index" not in search.input_schema["properties"]
+    assert result.is_error
+    (sentence,) = result.content
+    assert isinstance(sentence, types.TextContent)
+    assert "broken.genius" in sentence.text
 
 
 def test_what_is_no_index_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from browser import DESKTOP, PHONE, chosen, chromium, dragged, dropped, overflow, pasted, violations, watched
 from PIL import Image
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 from serving import RunningServer, copy_index, mini_model, png, running_server
 
 from genius.index import Index
@@ -123,6 +123,7 @@ def first_ids(answer: dict[str, Any], number: int) -> set[str]:
         ("throw new Error('a mistake of the page')", "pageerror", "a mistake of the page"),
         ("eval('1')", "console", "policy forbids eval"),
     ],
+    ids=["forbidden", "elsewhere", "exception", "eval"],
 )
 def test_what_goes_wrong_in_a_page_fails_its_test(
     browser: Browser, server: RunningServer, script: str, event: str, complaint: str
@@ -521,6 +522,53 @@ def test_a_key_is_asked_for_and_a_service_that_stops_is_reported(visit: Visit, t
         expect(page.locator("#retry")).to_be_visible()
 
 
+def test_while_a_search_takes_its_time_the_page_says_so(visit: Visit) -> None:
+    page = visit()
+    held: list[Route] = []
+    page.route("**/v1/search*", lambda route: held.append(route))
+    page.fill("#q", "red")
+    page.press("#q", "Enter")
+    expect(page.locator("#skeleton")).to_be_visible()
+    expect(page.locator("html")).to_have_attribute("data-busy", "true")
+    held[0].continue_()
+    expect(page.locator("#results [data-id]").first).to_be_visible()
+    expect(page.locator("#skeleton")).to_be_hidden()
+
+
+def test_a_search_that_failed_can_be_tried_again(visit: Visit) -> None:
+    page = visit(allowed=["ERR_FAILED"])
+    page.route("**/v1/search*", lambda route: route.abort(), times=1)
+    page.fill("#q", "red")
+    page.press("#q", "Enter")
+    expect(page.locator("#error")).to_contain_text("cannot be reached")
+    asked(page, lambda: page.click("#retry"))
+    expect(page.locator("#error")).to_be_hidden()
+
+
+def test_a_busy_service_is_asked_again_by_itself(visit: Visit) -> None:
+    page = visit(allowed=["status of 503"])
+    busy = {"error": {"code": "busy", "message": "Too many questions wait.", "field": None}}
+    answer = {"status": 503, "json": busy, "headers": {"Retry-After": "1"}}
+    page.route("**/v1/search*", lambda route: route.fulfill(**answer), times=1)
+    page.fill("#q", "red")
+    page.press("#q", "Enter")
+    expect(page.locator("#error-message")).to_have_text("Too many questions wait.")
+    expect(page.locator("#results [data-id]").first).to_be_visible()
+    expect(page.locator("#error")).to_be_hidden()
+
+
+def test_only_the_last_of_two_quick_searches_is_shown(visit: Visit) -> None:
+    page = visit()
+    held: list[Route] = []
+    page.route("**/v1/search*", lambda route: held.append(route), times=1)
+    page.fill("#q", "tomato soup")
+    page.press("#q", "Enter")
+    answer = search(page, "a red circle")
+    held[0].abort()
+    shows(page, answer)
+    expect(page.locator("#error")).to_be_hidden()
+
+
 # Data of every kind
 
 
@@ -560,6 +608,9 @@ def test_an_index_can_be_chosen_and_may_be_empty(visit: Visit) -> None:
     page.select_option("#index", "empty")
     expect(page.locator("#home-empty")).to_be_visible()
     expect(page.locator("[data-example-like]")).to_have_count(0)
+    dropped(page, "body", {"first.png": png("red star")})
+    expect(page.locator("#add [data-file='first.png']")).to_be_visible()
+    page.keyboard.press("Escape")
     search(page, "anything")
     expect(page.locator("#none")).to_be_visible()
     answer = asked(page, lambda: page.select_option("#index", "odd"))
@@ -643,9 +694,9 @@ def test_the_tree_can_be_walked_by_keyboard(visit: Visit) -> None:
 
 VIEWS = {
     "home": "/",
-    "results": "/?q=a+red+circle&k=12",
-    "codes": "/#/codes/0",
-    "odd": "/?q=long+story&index=odd",
+    "results": "/?q=a+red+circle&k=4",
+    "codes": "/#/codes/2",
+    "odd": "/?q=long+story&index=odd&k=4",
     "error": "/?q=red&where=no_such_field+%3D+1",
 }
 

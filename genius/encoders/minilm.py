@@ -120,7 +120,8 @@ class MiniLM(nn.Module):
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(MAX_TOKENS)
         self.tokenizer.no_padding()
-        self.words = nn.Embedding.from_pretrained(weights["embeddings.word_embeddings.weight"])
+        # A copy: what is mapped from the file would be read piece by piece, as new words come.
+        self.words = nn.Embedding.from_pretrained(weights["embeddings.word_embeddings.weight"].clone())
         # All our texts are one segment, so its type embedding is a constant that the positions can carry.
         types = weights["embeddings.token_type_embeddings.weight"][0]
         self.positions = nn.Embedding.from_pretrained(weights["embeddings.position_embeddings.weight"] + types)
