@@ -87,6 +87,12 @@ def shows(page: Page, answer: dict[str, Any]) -> None:
     )
 
 
+def found(visit: Visit, path: str, **options: Any) -> tuple[Page, dict[str, Any]]:
+    """The page at the address of a search, and the answer it shows."""
+    page = visit("about:blank", **options)
+    return page, asked(page, lambda: page.goto(path))
+
+
 def search(page: Page, words: str) -> dict[str, Any]:
     page.fill("#q", words)
     return asked(page, lambda: page.press("#q", "Enter"))
@@ -230,7 +236,7 @@ def test_an_item_of_the_index_can_be_asked_with_other_words(visit: Visit) -> Non
 
 
 def test_the_kind_of_the_results_can_be_chosen(visit: Visit) -> None:
-    page = visit("/?q=a+red+circle")
+    page = visit("/?q=a+red+circle&k=6")
     expect(page.locator("#results [data-id]").first).to_be_visible()
     for kind in ("image", "text", "image,text"):
         answer = asked(page, page.locator(f"#search label:has(input[name=target][value='{kind}'])").click)
@@ -243,7 +249,7 @@ def test_the_kind_of_the_results_can_be_chosen(visit: Visit) -> None:
 
 
 def test_find_similar_searches_with_the_item(visit: Visit) -> None:
-    page = visit("/?q=red&target=image")
+    page = visit("/?q=red&target=image&k=12")
     card = hit(page, "pictures/red-star.png")
     card.hover()
     answer = asked(page, card.locator(".card-similar").click)
@@ -253,7 +259,7 @@ def test_find_similar_searches_with_the_item(visit: Visit) -> None:
 
 
 def test_options_are_sent(visit: Visit) -> None:
-    page = visit("/?q=star")
+    page = visit("/?q=star&k=4")
     page.click("#options summary")
     page.select_option("#mode", "generate")
     page.fill("#k", "3")
@@ -287,8 +293,7 @@ def test_a_filter_that_nothing_satisfies_can_be_taken_away(visit: Visit) -> None
 
 
 def test_the_tree_is_the_beam_of_the_answer(visit: Visit) -> None:
-    page = visit()
-    answer = search(page, "a blue square")
+    page, answer = found(visit, "/?q=a+blue+square&k=12")
     branches = answer["tree"]["branches"]
     nodes = page.locator("#tree [data-node]")
     expect(nodes.first).to_be_visible()
@@ -309,8 +314,7 @@ def test_the_tree_is_the_beam_of_the_answer(visit: Visit) -> None:
 
 
 def test_timing_and_effort_are_those_of_the_answer(visit: Visit) -> None:
-    page = visit()
-    answer = search(page, "a blue square")
+    page, answer = found(visit, "/?q=a+blue+square&k=12")
     shown = page.locator("#timing [data-stage]").evaluate_all(
         "(all) => Object.fromEntries(all.map((one) => [one.dataset.stage, +one.dataset.ms / 1000]))"
     )
@@ -320,8 +324,7 @@ def test_timing_and_effort_are_those_of_the_answer(visit: Visit) -> None:
 
 
 def test_shared_codes_are_beginnings_that_several_results_have(visit: Visit) -> None:
-    page = visit()
-    answer = search(page, "a circle")
+    page, answer = found(visit, "/?q=a+circle&k=12")
     shared = page.locator("#shared [data-shared]").evaluate_all("(all) => all.map((one) => one.dataset.shared)")
     assert shared
     for prefix in shared:
@@ -330,8 +333,7 @@ def test_shared_codes_are_beginnings_that_several_results_have(visit: Visit) -> 
 
 
 def test_pointing_at_a_code_lights_up_the_results_that_have_it(visit: Visit) -> None:
-    page = visit()
-    answer = search(page, "a circle")
+    page, answer = found(visit, "/?q=a+circle&k=12")
     first = answer["hits"][0]
     hit(page, first["id"]).locator("[data-level='0']").hover()
     kind = str(first["codes"][0])
@@ -341,8 +343,7 @@ def test_pointing_at_a_code_lights_up_the_results_that_have_it(visit: Visit) -> 
 
 
 def test_a_code_leads_to_everything_that_has_it_and_back(visit: Visit) -> None:
-    page = visit()
-    answer = search(page, "a red circle")
+    page, answer = found(visit, "/?q=a+red+circle&k=6")
     first = answer["hits"][0]
     with page.expect_response(lambda response: "/v1/codes/" in response.url) as got:
         hit(page, first["id"]).locator("[data-level='1']").click()
@@ -638,7 +639,7 @@ def test_reload_and_history_keep_what_was_asked(visit: Visit) -> None:
 
 
 def test_back_closes_a_dialog_and_keeps_the_results(visit: Visit) -> None:
-    page = visit("/?q=red")
+    page = visit("/?q=red&k=4")
     page.locator("#results .card-open").first.click()
     expect(page.locator("#item")).to_be_visible()
     page.go_back()
@@ -679,7 +680,7 @@ def test_a_result_can_be_opened_and_closed_by_keyboard_alone(visit: Visit) -> No
 
 
 def test_the_tree_can_be_walked_by_keyboard(visit: Visit) -> None:
-    page = visit("/?q=red")
+    page = visit("/?q=red&k=4")
     page.locator("#tree [data-node='']").focus()
     page.keyboard.press("ArrowRight")
     prefix = page.locator(":focus").get_attribute("data-node")
@@ -767,7 +768,7 @@ def test_the_colours_can_be_changed_and_stay(visit: Visit) -> None:
 
 
 def test_nothing_moves_for_those_who_asked_for_it(visit: Visit) -> None:
-    page = visit("/?q=red", reduced_motion="reduce")
+    page = visit("/?q=red&k=4", reduced_motion="reduce")
     expect(page.locator("#results [data-id]").first).to_be_visible()
     moving = page.evaluate(
         """() => [...document.querySelectorAll("body, body *")].filter((one) => {
@@ -781,7 +782,7 @@ def test_nothing_moves_for_those_who_asked_for_it(visit: Visit) -> None:
 
 
 def test_the_page_needs_nothing_but_its_own_server(visit: Visit) -> None:
-    page = visit("/?q=red")
+    page = visit("/?q=red&k=4")
     expect(page.locator("#results [data-id]").first).to_be_visible()
     hosts = page.evaluate(
         "() => [...new Set(performance.getEntriesByType('resource').map((one) => new URL(one.name).host))]"
