@@ -26,7 +26,7 @@ ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 NO_BROWSER = (
     "There is no Chromium to show the page in. Get one with `apt install chromium` or `playwright install chromium`."
 )
-PATIENCE = 15_000  # milliseconds; what takes longer has come to a standstill
+PATIENCE = 30_000  # milliseconds; what takes longer has come to a standstill
 DESKTOP = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 

@@ -574,7 +574,7 @@ def test_only_the_last_of_two_quick_searches_is_shown(visit: Visit) -> None:
 
 
 def test_odd_names_and_texts_are_shown_as_they_are(visit: Visit) -> None:
-    page = visit("/?q=a+red+circle&index=odd", allowed=["status of 404"])
+    page = visit("/?q=a+red+circle&index=odd", allowed=["status of 404"], viewport=PHONE)
     shown = page.locator("#results [data-id]")
     expect(shown).to_have_count(len(ODD_IDS) + 3)
     assert {*ODD_IDS, "markup", "long", "missing"} == set(
@@ -697,7 +697,6 @@ VIEWS = {
     "home": "/",
     "results": "/?q=a+red+circle&k=4",
     "codes": "/#/codes/2",
-    "odd": "/?q=long+story&index=odd&k=4",
     "error": "/?q=red&where=no_such_field+%3D+1",
 }
 
