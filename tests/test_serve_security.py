@@ -29,7 +29,7 @@ from genius.serve.problems import install_problems
 from genius.serve.settings import Settings
 
 HOST = "127.0.0.1:8000"
-READ, WRITE = keys.new_key(), keys.new_key()
+READ, WRITE = "r" * 21 + "-_READ-23456789", "w" * 21 + "-_WRITE-2345678"
 KEYED = Settings(read_keys=frozenset({keys.digest(READ)}), write_keys=frozenset({keys.digest(WRITE)}))
 PUBLIC = Settings(host="0.0.0.0")
 
