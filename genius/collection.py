@@ -190,7 +190,9 @@ class Collection:
 
 
 def _keep_fresh(collection: "weakref.ref[Collection]", every: float) -> None:
-    """Look for newer versions until nobody uses the collection any more. What cannot be read is tried again."""
+    """Look for newer versions until nobody uses the collection any more. What cannot be read is said once, and tried
+    again."""
+    said = ""
     while True:
         time.sleep(every)
         there = collection()
@@ -198,6 +200,9 @@ def _keep_fresh(collection: "weakref.ref[Collection]", every: float) -> None:
             return
         try:
             there.refresh()
+            said = ""
         except GeniusError as error:
-            logging.getLogger("genius").warning("%s The version seen before is still used.", error)
+            if str(error) != said:
+                said = str(error)
+                logging.getLogger("genius").warning("%s The version seen before is still used.", said)
         del there

@@ -383,3 +383,25 @@ def test_of_two_processes_that_create_an_index_one_is_refused(path: Path) -> Non
             two.say("go")
             assert sorted([one.hear(), two.hear()]) == [False, True]
         assert [item.id for item in Index.open(folder, tiny_model()).items()] == ["a"]
+
+
+def test_a_timer_that_cannot_read_says_so_once_and_the_reader_goes_on(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Index.open(path, model(), refresh=0.02)
+    assert found(reader) == {"left 0", "right 0"}
+    versions = path / "items.lance" / "_versions"
+    versions.rename(path / "hidden")
+    deadline = time.monotonic() + 10
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.2)  # time for more of the same, if there were any
+    assert [record.getMessage().endswith("The version seen before is still used.") for record in caplog.records] == [
+        True
+    ]
+    assert len(reader) == 2
+    (path / "hidden").rename(versions)
+    Index.open(path, model()).add(pair(1))
+    while len(reader) == 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert found(reader) == {"left 0", "right 0", "left 1", "right 1"}
