@@ -225,7 +225,7 @@ def test_what_was_acknowledged_survives_many_kills() -> None:
     with folder_in_memory() as folder:
         model = tiny_model()
         Index.create(folder / "tiny", model)
-        assert survive(folder / "tiny", model, rounds=40) >= 200
+        assert survive(folder / "tiny", model, rounds=100) >= 500
 
 
 @pytest.mark.slow
