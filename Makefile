@@ -55,8 +55,8 @@ screenshots: .venv/.installed-dev
 	@$(PYTHON) -m venv .venv || { \
 	  echo "The virtual environment .venv could not be made. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "Installing into .venv. The first time this takes a few minutes."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --editable '.[$*]'
 	@touch $@
 
 clean:

@@ -217,7 +217,7 @@ def test_what_was_acknowledged_survives_a_kill() -> None:
     with folder_in_memory() as folder:
         model = tiny_model()
         Index.create(folder / "tiny", model)
-        assert survive(folder / "tiny", model, rounds=5) >= 25
+        assert survive(folder / "tiny", model, rounds=3) >= 15
 
 
 @pytest.mark.slow
