@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from genius.engine import Engine, State
 from genius.errors import GeniusError
 from genius.trie import Trie
-from genius.walk import grow, nearest
+from genius.walk import begin, filled, grow
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -146,15 +146,6 @@ class Front:
         ordered = self.take(np.lexsort((self.lo, -self.score, self.query)))
         return ordered.take(ordered.ranks() < widths[ordered.query])
 
-    def beyond_doubt(self, doubt: float, widths: Ints) -> "Front":
-        """Of beams in order, those at least `doubt` times as probable as their query's first, and more for `widths`."""
-        if not doubt:
-            return self
-        first = np.searchsorted(self.query, self.query)
-        before = np.cumsum(self.hi - self.lo) - (self.hi - self.lo)
-        before -= before[first]
-        return self.take((self.score >= self.score[first] + np.log(doubt)) | (before < widths[self.query]))
-
     def padded(self, values: Ints) -> Ints:
         """(b, ...) values of the beams -> (queries, most beams of a query, ...), zero where a query has fewer."""
         ranks = self.ranks()
@@ -183,43 +174,53 @@ class Search:
         self.live = np.arange(len(widths))
         self.found: dict[int, Beams] = {}
         self.level = 1  # codes decided by the beams in front
-        self.front = self.roots()
-        self.state: State | None = None  # until a query needs decoding at all
+        self.roots = trie.starts[: trie.start_bounds[1]].astype(np.int64)  # the first nodes: where they begin
+        self.state: State  # these as soon as a query needs decoding at all
+        self.front: Front
         self.log_probs: NDArray[np.float32]
 
     def run(self, z: NDArray[np.float32]) -> list[Beams]:
         """z: (q, dim)"""
-        self.leave(self.few_items())
+        ends, codes = np.append(self.roots[1:], len(self.trie)), self.trie.codes[0][self.roots].astype(np.int64)
+        possible = (self.wanted[:, None] < 0) | (self.wanted[:, None] == codes)  # (q, roots)
+        few = possible @ (ends - self.roots) <= self.max_items
+        for query in np.flatnonzero(few).tolist():
+            lo, hi = self.roots[possible[query]], ends[possible[query]]
+            self.found[query] = Beams(lo, hi, np.zeros(len(lo)), 1, len(lo))
+        self.live = np.flatnonzero(~few)
         if len(self.live):
-            self.open(z[self.live])
+            self.open(z[self.live], possible[self.live], codes, ends)
         while len(self.live):
             self.descend()
         return [self.found[query] for query in range(len(self.widths))]
 
-    def roots(self) -> Front:
-        """Each query's first nodes: all modalities, or the wanted one if the trie has it."""
-        root = np.array([[0], [len(self.trie)]])[:, : len(self.trie)]  # an empty trie has not even a root
-        _, code, lo, hi = self.trie.children(root[0], root[1], 0)
-        query, node = np.nonzero((self.wanted[:, None] < 0) | (self.wanted[:, None] == code))
-        return Front(query, np.zeros_like(query), code[node], lo[node], hi[node], np.zeros(len(query)))
+    def open(self, z: NDArray[np.float32], possible: Mask, codes: Ints, ends: Ints) -> None:
+        """Score the first nodes and, in the same pass, what may follow them. possible: (q, roots); codes, ends: theirs.
 
-    def open(self, z: NDArray[np.float32]) -> None:
-        """Score the first nodes and, in the same pass, what may follow them."""
-        front = self.front
-        first_codes = front.padded(front.code)[..., None][..., : self.trie.levels - 1]
-        self.state, (scored, *following) = self.engine.open(z, first_codes)
-        front.row = front.query * scored.shape[1] + front.ranks()
-        given = self.wanted[self.live][front.query] >= 0
-        front.score = np.where(given, 0.0, flat(scored)[front.row, front.code].astype(np.float64))
+        As many nodes are scored for each query as for the one with the most.
+        """
+        count = possible.sum(axis=1)
+        nodes = np.argsort(~possible, axis=1, kind="stable")[:, : count.max()]
+        self.state, (scored, *following) = self.engine.open(z, codes[nodes][..., None][..., : self.trie.levels - 1])
         self.output(following[0] if following else scored)
-        self.front = front.best(self.widths[self.live]).beyond_doubt(self.doubt, self.widths[self.live])
-        one_id = ~self.trie.single(self.front.lo, self.front.hi)
-        settled = np.bincount(self.front.query, one_id, minlength=len(self.live)) == 0
-        self.leave(self.few_items() | self.over(settled))
+        *front, items, settled = begin(
+            self.trie.change,
+            self.trie.levels,
+            codes,
+            self.roots,
+            ends,
+            nodes,
+            count,
+            scored,
+            self.wanted[self.live] >= 0,
+            self.widths[self.live],
+            self.doubt,
+        )
+        self.front = Front(*front)
+        self.leave((items <= self.max_items) | self.over(settled))
 
     def descend(self) -> None:
         """One level further, or to the end where that costs no decoding: expand all beams and keep the best."""
-        assert self.state is not None
         front, trie = self.front, self.trie
         query, parent, lo, hi, score, few, settled, reached = grow(
             trie.codes,
@@ -278,10 +279,6 @@ class Search:
         """(live,) which queries need no more decoding. settled: whose beams have one ID each."""
         return np.full(len(settled), self.level == self.trie.levels) | (settled & (not self.tails))
 
-    def few_items(self) -> Mask:
-        items = np.bincount(self.front.query, self.front.hi - self.front.lo, minlength=len(self.live))
-        return items <= self.max_items
-
     def leave(self, queries: Mask, level: int | Ints | None = None) -> None:
         """level: how many codes these queries' beams have decided, if not as many as the others'."""
         if queries.any():
@@ -301,41 +298,33 @@ class Search:
 
     def fill(self, queries: Mask) -> None:
         """Give these queries what their beams leave of `max_items`: items near by codes, of the best one's modality."""
-        assert self.state is not None
         trie = self.trie
-        roots = np.append(trie.starts[: trie.start_bounds[1]], len(trie))
         for i in np.flatnonzero(queries).tolist():
-            beams = self.found[int(self.live[i])]
-            if beams.items >= self.max_items:
-                continue
-            root = np.searchsorted(roots, beams.lo[0], side="right") - 1
-            at = nearest(
+            query = int(self.live[i])
+            beams = self.found[query]
+            lo, hi, score = filled(
                 trie.codes,
                 trie.change,
                 trie.starts,
                 trie.start_bounds,
-                roots[root],
-                roots[root + 1],
+                self.roots,
                 self.state.direct[i, 0],
                 self.engine.row_bounds,
                 beams.lo,
                 beams.hi,
-                self.max_items - beams.items,
+                beams.logprob,
+                self.max_items,
             )
-            score = np.concatenate([beams.logprob, np.full(len(at), beams.logprob.min())])
-            lo, hi = np.concatenate([beams.lo, at]), np.concatenate([beams.hi, at + 1])
-            self.found[int(self.live[i])] = Beams(lo, hi, score, beams.level, beams.own)
+            self.found[query] = Beams(lo, hi, score, beams.level, beams.own)
 
     def drop(self, queries: Mask) -> None:
         if queries.all():
             self.live = self.live[:0]
             return
-        if self.state is not None:
-            self.state = self.state_of(~queries)
+        self.state = self.state_of(~queries)
         self.front, self.live = self.front.of(~queries), self.live[~queries]
 
     def state_of(self, queries: Mask) -> State:
-        assert self.state is not None
         return self.state if queries.all() else self.state.select(np.flatnonzero(queries))
 
 

@@ -67,8 +67,8 @@ class Engine:
         tokens[..., 1:] = codes + self.row_bounds[:given]
         tokens = tokens[..., : self.written]
         inputs = {"z": z, "tokens": tokens, "bias": self._bias(0, tokens.shape[-1])}
-        names = ["hidden", "direct", "left", *self.prefix_names, *self.seen_names]
-        hidden, direct, left, *rest = self._opening.run(names, inputs)
+        remembered = self.prefix_names + self.seen_names if tokens.shape[-1] < self.written else []
+        hidden, direct, left, *rest = self._opening.run(["hidden", "direct", "left", *remembered], inputs)
         prefix, seen = rest[: len(self.prefix_names)], rest[len(self.prefix_names) :]
         state = State(prefix, direct, left, seen, beams, given + 1)
         written = [self._log_probs(state, hidden[:, :, level], level) for level in range(hidden.shape[2])]
@@ -275,7 +275,8 @@ class Engine:
 class State:
     """Where a search by `Engine.open`, `step` and `tail` stands.
 
-    prefix: the queries' keys (q, heads, d_kv, N) and values (q, heads, N, d_kv), layer by layer.
+    prefix: the queries' keys (q, heads, d_kv, N) and values (q, heads, N, d_kv), layer by layer. Like `seen`, empty
+      where the layers have no more to say.
     direct: (q, 1, vocabulary) what the linear path adds to the logits; no numbers at all if there is no path.
     left: (q, codes of the free levels) their log-probabilities.
     seen: keys and values of the tokens so far, layer by layer, each (q * beams, heads, tokens, d_kv).

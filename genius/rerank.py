@@ -22,7 +22,7 @@ def by_embedding(query: ArrayLike, vectors: ArrayLike, rows: NDArray[np.integer]
     """
     table, wanted = np.asarray(vectors), np.asarray(query, np.float32)
     if table.dtype == np.float16:
-        return half_products(table.view(np.uint16), np.arange(len(table)) if rows is None else rows, wanted)
+        return half_products(table.view(np.int16), np.arange(len(table)) if rows is None else rows, wanted)
     # Unlike a matrix product, einsum rounds equal rows equally wherever they stand, so ties stay ties.
     return np.einsum("nd,d->n", np.asarray(table if rows is None else table[rows], np.float32), wanted)
 

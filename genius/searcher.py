@@ -15,8 +15,9 @@ from genius.answers import Branch
 from genius.beam import Beams, beam_search
 from genius.errors import GeniusError
 from genius.model import Genius
-from genius.rerank import CodeVectors, by_codes, by_embedding, top
+from genius.rerank import CodeVectors, by_codes, by_embedding
 from genius.trie import Trie, concatenate_ranges
+from genius.walk import best_of, under
 
 DOUBT = 0.1  # a modality less than this times as probable as the likeliest one is not re-ranked
 SPARE = 65_536  # rows that can be added before embeddings are copied, at least
@@ -245,16 +246,14 @@ class Searcher:
     def _reranked(
         self, trie: Trie, beams: Beams, fused: np.ndarray, embedding: np.ndarray, k: int, blend: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        of, at = concatenate_ranges(beams.lo, beams.hi)
-        order = np.argsort(trie.order[at])  # so that ties go to the lower row
-        of, at = of[order], at[order]
+        of, at, rows = under(trie.order, beams.lo, beams.hi)
         if self.embeddings is not None:
-            scores = by_embedding(embedding, self.embeddings, trie.order[at])
+            scores = by_embedding(embedding, self.embeddings, rows)
         else:
             scores = by_codes(fused, trie.ids(at), self._code_vectors)
         if blend:
             scores += blend * beams.logprob[of].astype(np.float32)
-        best = top(scores, k)
+        best = best_of(scores, rows, k)  # ties go to the lower row
         return at[best], scores[best]
 
     @cached_property

@@ -14,6 +14,42 @@ ITEMS = 16  # for each item wanted, so many are compared by their codes
 
 
 @njit(cache=True, nogil=True)
+def begin(  # type: ignore[no-untyped-def]
+    change, levels, codes, roots, ends, nodes, count, scored, given, widths, doubt
+):
+    """The first beams of all queries.
+
+    codes, roots, ends: (r,) the trie's first nodes; nodes: (q, w) which of them are each query's, of which the first
+    `count` are meant; scored: (q, w, codes) log-probabilities; given: (q,) whose first code is given and costs none.
+    Nodes less than `doubt` times as probable as the best one are left out unless the others have too few items.
+    Returns the beams, query by query and best first: query, row of `scored`, code, lo, hi, score; and for each query
+    the items under its beams, and whether each beam has one ID.
+    """
+    room = nodes.size
+    to_query, to_row, to_code = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    to_lo, to_hi, to_score = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.float64)
+    items, settled = np.zeros(len(nodes), np.int64), np.ones(len(nodes), np.bool_)
+    end = 0
+    for q in range(len(nodes)):
+        score, lo = np.zeros(count[q]), np.empty(count[q], np.int64)
+        for n in range(count[q]):
+            lo[n] = roots[nodes[q, n]]
+            if not given[q]:
+                score[n] = scored[q, n, codes[nodes[q, n]]]
+        best = best_of(score, lo, widths[q])
+        for n in best:
+            if score[n] < score[best[0]] + np.log(doubt) and items[q] >= widths[q]:
+                continue
+            node = nodes[q, n]
+            to_query[end], to_row[end], to_code[end] = q, q * nodes.shape[1] + n, codes[node]
+            to_lo[end], to_hi[end], to_score[end] = roots[node], ends[node], score[n]
+            items[q] += ends[node] - roots[node]
+            settled[q] &= one_id(change, levels, roots[node], ends[node])
+            end += 1
+    return to_query[:end], to_row[:end], to_code[:end], to_lo[:end], to_hi[:end], to_score[:end], items, settled
+
+
+@njit(cache=True, nogil=True)
 def grow(  # type: ignore[no-untyped-def]
     codes, change, starts, start_bounds, level, bounds, lo, hi, score, row, log_probs, left, rows, widths, enough, fill,
     to_the_end,
@@ -97,6 +133,24 @@ def expand(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
+def filled(  # type: ignore[no-untyped-def]
+    codes, change, starts, start_bounds, roots, products, rows, lo, hi, score, items
+):
+    """A query's beams, and behind them the nearest other items of the best beam's modality, to `items` in all.
+
+    roots: (r,) where the trie's first nodes begin; products, rows: as for `nearest`. An item that is only near has the
+    score of the worst beam. Returns lo, hi, score.
+    """
+    missing = items - items_under(lo, hi)
+    if missing <= 0:
+        return lo, hi, score
+    root = place(roots, lo[0] + 1) - 1
+    end = roots[root + 1] if root + 1 < len(roots) else codes.shape[1]
+    at = nearest(codes, change, starts, start_bounds, roots[root], end, products, rows, lo, hi, missing)
+    return np.append(lo, at), np.append(hi, at + 1), np.append(score, np.full(len(at), score.min()))
+
+
+@njit(cache=True, nogil=True)
 def nearest(  # type: ignore[no-untyped-def]
     codes, change, starts, start_bounds, lo, hi, products, rows, without_lo, without_hi, count
 ):
@@ -144,7 +198,8 @@ def nearest(  # type: ignore[no-untyped-def]
             where[end], near[end] = where[i], near[i]
             end += 1
     where = where[:end]
-    best = best_of(near[:end], where, count)
+    near = near[:end]
+    best = likely(near, where, count)
     for n in range(len(best)):
         best[n] = where[best[n]]
     return best
@@ -204,18 +259,29 @@ def children(change, starts, start_bounds, level, lo, hi):  # type: ignore[no-un
 @njit(cache=True, nogil=True)
 def best_of(score, lo, count):  # type: ignore[no-untyped-def]
     """The `count` best children, or all if they are fewer, best first; ties go to the lower `lo`."""
+    best = likely(score, lo, count)
+    for last in range(len(best) - 1, 0, -1):  # the worst to the end, one by one
+        best[0], best[last] = best[last], best[0]
+        sink(best, 0, last, score, lo)
+    return best
+
+
+@njit(cache=True, nogil=True)
+def likely(score, lo, count):  # type: ignore[no-untyped-def]
+    """As `best_of`, in the order of a heap with the worst at its root."""
     least = threshold(score, lo, lo, count, 0) if len(score) > count else -np.inf
     best, end = np.empty(len(score), np.int64), 0
     for i in range(len(score)):
         if score[i] >= least:
             best[end] = i
             end += 1
-    for i in range(end // 2 - 1, -1, -1):  # a heap with the worst at its root, then the worst to the end, one by one
+    for i in range(end // 2 - 1, -1, -1):
         sink(best, i, end, score, lo)
-    for last in range(end - 1, 0, -1):
-        best[0], best[last] = best[last], best[0]
-        sink(best, 0, last, score, lo)
-    return best[: min(count, end)]
+    while end > count:
+        end -= 1
+        best[0] = best[end]
+        sink(best, 0, end, score, lo)
+    return best[:end]
 
 
 @njit(cache=True, nogil=True)
@@ -274,26 +340,53 @@ def one_id(change, levels, lo, hi):  # type: ignore[no-untyped-def]
     return at >= hi
 
 
+@njit(cache=True, nogil=True)
+def under(order, lo, hi):  # type: ignore[no-untyped-def]
+    """The items under some nodes: the number of the node, the position in the trie, the caller's row."""
+    total = items_under(lo, hi)
+    of, at, row = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    end = 0
+    for n in range(len(lo)):
+        for i in range(lo[n], hi[n]):
+            of[end], at[end], row[end] = n, i, order[i]
+            end += 1
+    return of, at, row
+
+
 @njit(cache=True, nogil=True, fastmath=True)
 def half_products(bits, rows, query):  # type: ignore[no-untyped-def]
-    """The products of a query (d,) float32 with some rows of half-precision vectors, given as their bits (n, d) uint16.
+    """The products of a query (d,) float32 with some rows of half-precision vectors, given as their bits (n, d) int16.
 
-    The bits, moved to their places in single precision, are the number divided by 2^112: also where it is very small.
+    Four rows at a time, so that each is fetched from memory while others are worked on, and all rounded alike.
     """
-    products, dim = np.empty(len(rows), np.float32), len(query)
-    wide = np.empty(dim, np.int32)
-    values = wide.view(np.float32)
+    count = len(rows)
+    products = np.empty(count + 3, np.float32)
     scaled = query * np.float32(2.0**112)
-    for n in range(len(rows)):
-        half = bits[rows[n]]
-        for i in range(dim):
-            value = np.int32(half[i])
-            wide[i] = (value & np.int32(0x7FFF)) << np.int32(13) | (value & np.int32(0x8000)) << np.int32(16)
-        total = np.float32(0)
-        for i in range(dim):
-            total += values[i] * scaled[i]
-        products[n] = total
-    return products
+    for n in range(0, count, 4):
+        last = count - 1
+        a, b, c, d = (
+            bits[rows[n]],
+            bits[rows[min(n + 1, last)]],
+            bits[rows[min(n + 2, last)]],
+            bits[rows[min(n + 3, last)]],
+        )
+        of_a, of_b, of_c, of_d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for i in range(len(query)):
+            of_a += single(a[i]) * scaled[i]
+            of_b += single(b[i]) * scaled[i]
+            of_c += single(c[i]) * scaled[i]
+            of_d += single(d[i]) * scaled[i]
+        products[n], products[n + 1], products[n + 2], products[n + 3] = of_a, of_b, of_c, of_d
+    return products[:count]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def single(half):  # type: ignore[no-untyped-def]
+    """A half-precision number's bits, int16, moved to their places in single precision: the number divided by 2^112.
+
+    The sign is carried along by the extension to 32 bits. Holds for very small numbers too.
+    """
+    return np.int32(np.int32(half) << np.int32(13) & np.int32(-0x70002000)).view(np.float32)
 
 
 @njit(cache=True, nogil=True)
