@@ -19,7 +19,7 @@ Measured are: from vectors to a compact index on disk, on all threads; bytes on 
 with the files out of the system's cache, opening until the first answer, and the memory that the process has more than
 one which has searched an index of 2,000 items; searches one by one on one thread; 1,000 items added or deleted until a
 search has seen it, and until another open index has, the longest of several times; searches by a reader that looks for
-news every second, while another process adds 1,000 items after the other.
+news every second, before, while and after another process adds 1,000 items after the other.
 
 Figures go to OUT/index.json after each of these steps, and what is there is not measured again. Run it on an idle
 machine: rows during which other processes were at work are marked.
@@ -57,7 +57,7 @@ from genius.searcher import MODES
 
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000"
 K = scale.K
-BLOCK = 65_536  # items made and added at once
+BLOCK = 262_144  # items made and added at once
 CHANGED = 1000  # items added or deleted
 ROUNDS = 5
 SMALL, WARM = 2000, 16  # items and searches before any that count
@@ -70,7 +70,17 @@ STEPS = {
     "build": ("build_seconds", "build_rate", "bytes"),
     "read": ("open_seconds", "resident_mb", "p50", "p99", "found"),
     "change": ("add_seconds", "delete_seconds", "refresh_seconds"),
-    "busy": ("idle_p50", "idle_p99", "busy_p50", "busy_p99", "busy_longest", "added_rate", "errors"),
+    "busy": (
+        "before_p99",
+        "after_p99",
+        "idle_p50",
+        "idle_p99",
+        "busy_p50",
+        "busy_p99",
+        "busy_longest",
+        "added_rate",
+        "errors",
+    ),
 }
 
 Values = dict[str, float]
@@ -325,10 +335,10 @@ def change(source: Source, folder: Path, embeddings: bool, seconds: float) -> Va
 
 
 def busy(source: Source, folder: Path, embeddings: bool, seconds: float) -> Values:
-    """Searches alone, and while another process adds."""
+    """Searches alone, while another process adds, and alone again: the index has grown, and idle means both."""
     index = Index.open(folder, warm_model(source, embeddings), refresh=REFRESH)
     index.search_vectors(source.asked[:1], k=K)
-    idle, _ = search_for(index, source.asked, seconds)
+    before, _ = search_for(index, source.asked, seconds)
     context = multiprocessing.get_context("spawn")
     added, stop = context.Value("q", 0), context.Event()
     writer = context.Process(target=keep_adding, args=(source, folder, len(index), added, stop))
@@ -338,14 +348,17 @@ def busy(source: Source, folder: Path, embeddings: bool, seconds: float) -> Valu
             if not writer.is_alive():
                 raise GeniusError("The process that adds has ended. Its error is above.")
             time.sleep(0.01)
-        before, began = added.value, time.perf_counter()
+        first, began = added.value, time.perf_counter()
         meanwhile, errors = search_for(index, source.asked, seconds)
-        rate = (added.value - before) / (time.perf_counter() - began)
+        rate = (added.value - first) / (time.perf_counter() - began)
         failed = errors + (not writer.is_alive())
     finally:
         stop.set()
         writer.join()
-    values = (*percentiles(idle), *percentiles(meanwhile), 1000 * max(meanwhile), rate, float(failed))
+    index.refresh()
+    after, _ = search_for(index, source.asked, seconds)
+    alone = (percentiles(before)[1], percentiles(after)[1], *percentiles(before + after))
+    values = (*alone, *percentiles(meanwhile), 1000 * max(meanwhile), rate, float(failed))
     return dict(zip(STEPS["busy"], values, strict=True))
 
 

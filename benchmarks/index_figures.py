@@ -34,6 +34,8 @@ COLUMNS = {  # figure -> its name in the tables
     "add_seconds": "add of 1,000, s",
     "delete_seconds": "delete of 1,000, s",
     "refresh_seconds": "seen by others in, s",
+    "before_p99": "idle p99 at first, ms",
+    "after_p99": "idle p99 at last, ms",
     "idle_p50": "idle p50, ms",
     "idle_p99": "idle p99, ms",
     "busy_p50": "busy p50, ms",
@@ -175,7 +177,8 @@ def sheets(figures: Figures) -> list[Sheet]:
     """All tables that have something to show."""
     space = ("build_seconds", "build_rate", "bytes", "open_seconds", "resident_mb")
     changes = ("add_seconds", "delete_seconds")
-    busy = ("idle_p50", "idle_p99", "busy_p50", "busy_p99", "busy_longest", "added_rate", "errors")
+    idle = ("before_p99", "after_p99", "idle_p50", "idle_p99")
+    busy = (*idle, "busy_p50", "busy_p99", "busy_longest", "added_rate", "errors")
     found = [
         bars(figures),
         sheet(figures, "Building, opening, memory", OURS, space),

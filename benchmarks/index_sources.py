@@ -87,7 +87,8 @@ class DrawingModel(Genius):
     def codes(self, vectors: Vectors) -> np.ndarray:
         rows = self.rng.integers(0, len(self.likely), (self.likely.shape[1], len(vectors)))
         drawn: np.ndarray = np.take_along_axis(self.likely, rows.T, axis=0)
-        drawn[:, 0] = vectors.modality
+        image, text = vectors.image[:, 0] != 0, vectors.text[:, 0] != 0  # as `Drawn` makes them
+        drawn[:, 0] = np.where(image & text, 2, text)
         return drawn
 
 

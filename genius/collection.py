@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -31,6 +31,7 @@ from genius.storage import (
     compact,
     drop_fragments,
     field_columns,
+    merge_small,
     metadata_fields,
     replace_all,
     writing_to,
@@ -38,6 +39,7 @@ from genius.storage import (
 
 LOCK = "write.lock"
 RETRIES = 5  # when files are removed while they are being read
+_NONE = np.zeros(0, np.int64)
 T = TypeVar("T")
 
 
@@ -150,15 +152,19 @@ class Collection:
             if table is not None:
                 table = self._with_fields(table)
             self._go_on(change(self._snapshot.dataset, gone, table), gone)
+        with suppress(OSError):  # the change is made; there will be another time to tidy up
+            merged = merge_small(self._snapshot.dataset)
+            if merged is not None:
+                self._go_on(merged, _NONE)
 
     def _with_fields(self, table: pa.Table) -> pa.Table:
         """With a column for every metadata field of the dataset, which gets those that are new."""
         dataset, header = self._snapshot.dataset, self._snapshot.header
         known = metadata_fields(dataset, header)
-        columns = field_columns(table["metadata"].to_pylist(), known, table.schema.names)
+        columns = field_columns(table["metadata"], known, table.schema.names)
         new = [pa.field(name, column.type) for name, column in columns.items() if name not in known]
         if new:
-            self._go_on(add_fields(dataset, new), np.zeros(0, np.int64))
+            self._go_on(add_fields(dataset, new), _NONE)
         for name, column in columns.items():
             table = table.append_column(name, column)
         return table

@@ -6,6 +6,7 @@ Knows nothing of writing, of locks, or of when to look for a newer version.
 """
 
 import itertools
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,12 +16,13 @@ from typing import Any, NamedTuple
 import lance
 import numpy as np
 import pyarrow as pa
+from numba import njit
 
 from genius.answers import CodeChild, Coded, CodePage
 from genius.conditions import check_condition, unusable
 from genius.encoders import Vectors
 from genius.errors import BadIndex
-from genius.items import Modality
+from genius.items import Modality, printable
 from genius.model import Genius
 from genius.searcher import Found, Growing, Part, Searcher, Trace
 from genius.storage import (
@@ -35,56 +37,91 @@ from genius.storage import (
     to_codes,
     to_matrix,
 )
+from genius.trie import concatenate_ranges
 
 PARTS = 8  # filters whose items are remembered
+READ = 65_536  # rows that are read at a time
 MANY = 4096  # rows from which on it is quicker to read a whole column than to pick rows
 
 
+class _Run(NamedTuple):
+    """Some ids. keys: (n,) uint64, ascending: a hash, whose lowest bits are a place in row_ids; row_ids: (n,)."""
+
+    keys: np.ndarray
+    row_ids: np.ndarray
+
+    @property
+    def places(self) -> np.uint64:
+        """The bits of a key that are a place."""
+        return np.uint64((1 << len(self.row_ids).bit_length()) - 1)
+
+    @classmethod
+    def of(cls, hashes: np.ndarray, row_ids: np.ndarray) -> "_Run":
+        """hashes: (n,) uint64; they become the keys."""
+        run = cls(hashes, row_ids)
+        hashes &= ~run.places
+        hashes |= np.arange(len(row_ids), dtype=np.uint64)
+        hashes.sort()
+        return run
+
+    def with_(self, other: "_Run") -> "_Run":
+        both = _Run(np.concatenate([self.keys, other.keys]), np.concatenate([self.row_ids, other.row_ids]))
+        mine, theirs = both.keys[: len(self.keys)], both.keys[len(self.keys) :]
+        mine[:] = (mine & ~both.places) | (mine & self.places)
+        theirs[:] = (theirs & ~both.places) | ((theirs & other.places) + np.uint64(len(self.keys)))
+        both.keys.sort()
+        return both
+
+    def candidates(self, hashes: np.ndarray) -> np.ndarray:
+        wanted = np.sort(hashes & ~self.places)
+        lo, hi = np.searchsorted(self.keys, wanted), np.searchsorted(self.keys, wanted | self.places, "right")
+        at = concatenate_ranges(lo[lo < hi], hi[lo < hi])[1]
+        return self.row_ids[self.keys[at] & self.places]
+
+
 class Names:
-    """Where the ids of an index are: for a hash of each, in order, the row id.
+    """Where the ids of an index are: for a hash of each, the row id. In a few runs, so that little is moved at a time.
 
     Rows that are deleted stay in it: who finds a row here has to look whether it is there and has the very id.
     """
 
-    def __init__(self, hashes: np.ndarray, row_ids: np.ndarray, last: int) -> None:
-        self._hashes, self._row_ids = hashes, row_ids
+    def __init__(self, runs: tuple[_Run, ...] = (), last: int = -1) -> None:
+        self._runs = runs  # each less than half as long as the one before it
         self.last = last  # the highest row id seen
 
     @classmethod
     def of(cls, batches: Iterable[tuple[pa.Array, np.ndarray]], size: int) -> "Names":
-        hashes, row_ids = np.empty(size, np.int64), np.empty(size, np.int64)
+        hashes, row_ids = np.empty(size, np.uint64), np.empty(size, np.int64)
         start = 0
         for ids, rows in batches:
             end = start + len(ids)
-            hashes[start:end], row_ids[start:end] = _hashes(ids.to_pylist()), rows
+            hashes[start:end], row_ids[start:end] = _hashes(ids), rows
             start = end
-        order = np.argsort(hashes, kind="stable")
-        return cls(hashes[order], row_ids[order], int(row_ids.max(initial=-1)))
+        return cls((_Run.of(hashes, row_ids),), int(row_ids.max(initial=-1)))
 
-    def insert(self, ids: Sequence[str], row_ids: np.ndarray) -> "Names":
+    def insert(self, ids: pa.Array | pa.ChunkedArray, row_ids: np.ndarray) -> "Names":
         if not len(row_ids):
             return self
-        hashes = _hashes(ids)
-        order = np.argsort(hashes, kind="stable")
-        places = np.searchsorted(self._hashes, hashes[order])
-        return Names(
-            np.insert(self._hashes, places, hashes[order]),
-            np.insert(self._row_ids, places, row_ids[order]),
-            max(self.last, int(row_ids.max())),
-        )
+        runs = [*self._runs, _Run.of(_hashes(ids), row_ids)]
+        while len(runs) > 1 and len(runs[-2].keys) <= 2 * len(runs[-1].keys):
+            runs[-2:] = [runs[-2].with_(runs[-1])]
+        return Names(tuple(runs), max(self.last, int(row_ids.max())))
 
-    def candidates(self, ids: Sequence[str]) -> np.ndarray:
-        """The row ids that these ids may have, in no order."""
-        hashes = np.unique(_hashes(ids))
-        lo, hi = (np.searchsorted(self._hashes, hashes, side) for side in ("left", "right"))
-        return np.concatenate([self._row_ids[a:b] for a, b in zip(lo, hi, strict=True) if b > a] or [_NONE])
+    def candidates(self, ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
+        """The row ids that these ids may have, in no order; some of them more than once."""
+        hashes = _hashes(ids)
+        return np.concatenate([_NONE, *(run.candidates(hashes) for run in self._runs)])
 
 
 class Searched(NamedTuple):
-    """What is searched, and the row id of each of its rows, ascending."""
+    """What is searched, and the row id of each of its rows, ascending; room: where these are kept."""
 
     searcher: Searcher
-    row_ids: np.ndarray
+    room: Growing
+
+    @property
+    def row_ids(self) -> np.ndarray:
+        return self.room.first(self.searcher.rows)[:, 0]
 
 
 class Unreadable(BadIndex):
@@ -108,8 +145,36 @@ def reading(dataset: lance.LanceDataset) -> Iterator[None]:
 _NONE = np.zeros(0, np.int64)
 
 
-def _hashes(ids: Sequence[str]) -> np.ndarray:
-    return np.fromiter(map(hash, ids), np.int64, len(ids))
+_SEED = np.uint64(secrets.randbits(64))  # so that nobody can choose ids that have one hash
+
+
+def _strings(ids: Sequence[str]) -> pa.Array:
+    try:
+        return pa.array(ids, pa.string())
+    except (pa.ArrowException, TypeError, UnicodeError):  # no item has an id that is no text
+        return pa.array([id for id in ids if isinstance(id, str) and printable(id) == id], pa.string())
+
+
+def _hashes(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """(n,) uint64."""
+    if isinstance(ids, pa.ChunkedArray):
+        return np.concatenate([np.zeros(0, np.uint64), *map(_hashes, ids.chunks)])
+    _, offsets, text = ids.buffers()
+    bounds = np.frombuffer(offsets or b"\0\0\0\0", np.int32)[ids.offset : ids.offset + len(ids) + 1]
+    return hash_texts(bounds, np.frombuffer(text or b"", np.uint8), _SEED)
+
+
+@njit(cache=True, nogil=True)
+def hash_texts(bounds, text, seed):  # type: ignore[no-untyped-def]
+    """(n,) uint64. Text i is text[bounds[i] : bounds[i + 1]]."""
+    hashes = np.empty(len(bounds) - 1, np.uint64)
+    for i in range(len(hashes)):
+        value = seed
+        for at in range(bounds[i], bounds[i + 1]):
+            value = (value ^ np.uint64(text[at])) * np.uint64(0x9E3779B97F4A7C15)
+            value ^= value >> np.uint64(29)
+        hashes[i] = value * np.uint64(0xBF58476D1CE4E5B9)
+    return hashes
 
 
 class Snapshot:
@@ -169,8 +234,8 @@ class Snapshot:
         new = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id not in known]
         with reading(dataset):
             if names is not None:
-                for batch in _newer(dataset, new, ["id"], names.last):
-                    names = names.insert(batch["id"].to_pylist(), batch["_rowid"].to_numpy().astype(np.int64))
+                table = _newer(dataset, new, ["id"], names.last)
+                names = names.insert(table["id"], _row_ids(table))
             if searched is not None:
                 searched = _changed(searched, dataset, header, new, gone)
         later._searched, later._names = searched, names
@@ -267,30 +332,31 @@ class Snapshot:
         """What conditions can name, and what each is."""
         return dict.fromkeys(OPEN_COLUMNS, "text") | metadata_fields(self.dataset, self.header)
 
-    def find(self, ids: Sequence[str]) -> dict[str, list[int]]:
+    def find(self, ids: Sequence[str] | pa.ChunkedArray) -> dict[str, list[int]]:
         """Those of the ids that are there, and the row id of each; several, if other programs wrote to the index.
 
         The first call reads all ids.
         """
+        strings = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else _strings(ids)
         with self._reading, reading(self.dataset):
             if self._names is None:
-                batches = self.dataset.scanner(columns=["id"], with_row_id=True).to_batches()
+                batches = self.dataset.scanner(columns=["id"], with_row_id=True, batch_size=READ).to_batches()
                 self._names = Names.of(((batch["id"], batch["_rowid"].to_numpy()) for batch in batches), len(self))
             names = self._names
-        candidates = names.candidates(ids)
+        candidates = names.candidates(strings)
         if not len(candidates):
             return {}
-        which = f"_rowid IN ({', '.join(map(str, candidates.tolist()))})" if len(candidates) < MANY else has_id(ids)
+        which = f"_rowid IN ({', '.join(map(str, candidates.tolist()))})" if len(candidates) < MANY else has_id(strings)
         with reading(self.dataset):
             table = self.dataset.to_table(columns=["id"], filter=which, with_row_id=True)
-        wanted = set(ids)
+        wanted = set(strings.to_pylist())
         found: dict[str, list[int]] = {}
         for id, row_id in zip(table["id"].to_pylist(), table["_rowid"].to_pylist(), strict=True):
             if id in wanted:
                 found.setdefault(id, []).append(row_id)
         return found
 
-    def row_ids_of(self, ids: Sequence[str]) -> np.ndarray:
+    def row_ids_of(self, ids: Sequence[str] | pa.ChunkedArray) -> np.ndarray:
         """The row ids of all rows that have one of these ids, ascending."""
         return np.array(sorted(itertools.chain.from_iterable(self.find(ids).values())), np.int64)
 
@@ -299,7 +365,7 @@ class Snapshot:
         columns = list(dict.fromkeys(["id", *columns]))
         with reading(self.dataset):
             if self._names is None and len(ids) < MANY:
-                rows = self.dataset.to_table(columns=columns, filter=has_id(ids)).to_pylist()
+                rows = self.dataset.to_table(columns=columns, filter=has_id(_strings(ids))).to_pylist()
             else:
                 rows = take(self.dataset, self.row_ids_of(ids), columns)
         return {row["id"]: row for row in rows}
@@ -318,8 +384,7 @@ class Snapshot:
 
     def browse(self, pattern: Sequence[int | None], limit: int, offset: int) -> CodePage:
         """What has these codes: neighbours by ID side by side."""
-        searcher, row_ids = self.searched
-        trie = searcher.trie
+        trie, row_ids = self.searched.searcher.trie, self.searched.row_ids
         at = trie.matching(pattern)
         children: list[CodeChild] = []
         if len(pattern) < trie.levels and len(at):
@@ -357,7 +422,8 @@ def check_model(path: Path, header: Header, model: Genius) -> None:
 
 def _read_all(dataset: lance.LanceDataset, header: Header, model: Genius) -> Searched:
     size, columns = dataset.count_rows(), code_columns(header)
-    codes, row_ids = np.empty((size, len(columns)), np.uint16), np.empty(size, np.int64)
+    codes, room = np.empty((size, len(columns)), np.uint16), Growing.of_size(size, 1, np.dtype(np.int64))
+    row_ids = room.first(size)[:, 0]
     embeddings = Growing.of_size(size, header.dim, np.dtype(np.float16)) if header.embeddings else None
     start = 0
     read = [*columns, "embedding"] if header.embeddings else columns
@@ -369,44 +435,47 @@ def _read_all(dataset: lance.LanceDataset, header: Header, model: Genius) -> Sea
         start = end
     if start < size or (np.diff(row_ids) <= 0).any():
         raise BadIndex(f"{dataset.uri} was changed by another program. Encode it anew with `genius index reindex`.")
-    return Searched(Searcher(model, codes, embeddings), row_ids)
+    return Searched(Searcher(model, codes, embeddings), room)
 
 
-def _newer(
-    dataset: lance.LanceDataset, fragments: list[Any], columns: Sequence[str], last: int
-) -> Iterator[pa.RecordBatch]:
+def _newer(dataset: lance.LanceDataset, fragments: list[Any], columns: Sequence[str], last: int) -> pa.Table:
     """Rows of these fragments that were added after the row with the id `last`; others were only moved there."""
-    if fragments:
-        scanner = dataset.scanner(
-            columns=list(columns),
-            filter=f"_rowid >= {last + 1}",
-            fragments=fragments,
-            with_row_id=True,
-            scan_in_order=True,
-        )
-        yield from scanner.to_batches()
+    if not fragments:
+        schema = pa.schema([dataset.schema.field(name) for name in columns])
+        return schema.append(pa.field("_rowid", pa.uint64())).empty_table()
+    scanner = dataset.scanner(
+        columns=list(columns),
+        filter=f"_rowid >= {last + 1}",
+        fragments=fragments,
+        batch_size=READ,
+        with_row_id=True,
+        scan_in_order=True,
+    )
+    return scanner.to_table()
+
+
+def _row_ids(table: pa.Table) -> np.ndarray:
+    return table["_rowid"].to_numpy().astype(np.int64)
 
 
 def _changed(
     searched: Searched, dataset: lance.LanceDataset, header: Header, new: list[Any], gone: np.ndarray | None
 ) -> Searched:
     """In step with a later version."""
-    searcher, row_ids = searched
+    searcher, row_ids, room = searched.searcher, searched.row_ids, searched.room
     last = int(row_ids[-1]) if len(row_ids) else -1
-    size = len(searcher)
     read = [*code_columns(header), "embedding"] if header.embeddings else code_columns(header)
-    batches = list(_newer(dataset, new, read, last))
-    added = pa.Table.from_batches(batches) if batches else None
-    if gone is None and size + (0 if added is None else len(added)) != dataset.count_rows():
-        now = dataset.to_table(columns=[], with_row_id=True)["_rowid"].to_numpy().astype(np.int64)
+    added = _newer(dataset, new, read, last)
+    if gone is None and len(searcher) + len(added) != dataset.count_rows():
+        now = _row_ids(dataset.to_table(columns=[], with_row_id=True))
         there = np.zeros(len(row_ids), bool)
         there[searcher.trie.order] = True
         there &= ~np.isin(row_ids, now, assume_unique=True)
         gone = row_ids[there]
     if gone is not None and len(gone):
         searcher = searcher.remove(np.searchsorted(row_ids, gone))
-    if added is not None and len(added):
-        codes = to_codes(added, header)
-        searcher = searcher.insert(codes, to_matrix(added["embedding"]) if header.embeddings else None)
-        row_ids = np.concatenate([row_ids, added["_rowid"].to_numpy().astype(np.int64)])
-    return Searched(searcher, row_ids)
+    if len(added):
+        room = room.put(_row_ids(added)[:, None], behind=searcher.rows)
+        embeddings = to_matrix(added["embedding"]) if header.embeddings else None
+        searcher = searcher.insert(to_codes(added, header), embeddings)
+    return Searched(searcher, room)

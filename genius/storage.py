@@ -32,6 +32,9 @@ from genius.items import Item, Modality, printable
 
 FORMAT = 3
 ITEMS = "items.lance"
+ROWS = 65_536  # of a file that is large enough
+PILE = 32  # small files that are merged as soon as there are so many
+BYTES = 1 << 26  # of files that are merged without being asked to
 FIELDS = 256  # metadata fields with a column of their own
 KINDS = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_()}
 """What the values of a metadata field can be in a condition, and the type of their column."""
@@ -247,37 +250,62 @@ class CompactReport:
 def compact(dataset: lance.LanceDataset, keep: timedelta | None) -> tuple[lance.LanceDataset, CompactReport]:
     """The same items in fewer files; versions older than `keep`, and files that belong to none, are removed."""
     files = _Files(dataset.uri)
-    plan = Compaction.plan(dataset, {})
     before = len(dataset.get_fragments())
-    if plan.num_tasks():
-        done = [task.execute(dataset) for task in plan.tasks]
-        files.sync()
-        Compaction.commit(dataset.checkout_version(dataset.version), done)
-        files.sync()
-    changed = dataset.checkout_version(dataset.latest_version)
+    merged = _merged(dataset, files, ROWS)
+    changed = dataset if merged is None else merged
     removed = changed.cleanup_old_versions(
         older_than=timedelta(days=36500) if keep is None else keep,
         delete_unverified=True,
         error_if_tagged_old_versions=False,
     )
-    merged = before - len(changed.get_fragments())
-    return changed, CompactReport(merged, removed.old_versions, removed.bytes_removed)
+    return changed, CompactReport(before - len(changed.get_fragments()), removed.old_versions, removed.bytes_removed)
+
+
+def merge_small(dataset: lance.LanceDataset) -> lance.LanceDataset | None:
+    """The same items with small files merged, if there are many of them; None if there are not.
+
+    First the smallest among themselves, then what came of them: no item is moved often, and none if pictures make its
+    file a large one.
+    """
+    fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+    for rows in (ROWS // PILE // 2, ROWS):
+        small = [one for one in fragments if one.physical_rows < rows]
+        size = sum(file.file_size_bytes or 0 for one in small for file in one.files)
+        held = sum(one.physical_rows for one in small)
+        rows = min(rows, BYTES * held // max(1, size))
+        if sum(one.physical_rows < rows for one in small) >= PILE:
+            return _merged(dataset, _Files(dataset.uri), rows)
+    return None
+
+
+def _merged(dataset: lance.LanceDataset, files: "_Files", rows: int) -> lance.LanceDataset | None:
+    """With files of fewer rows merged into some of so many; None if there is nothing to merge."""
+    plan = Compaction.plan(dataset, {"target_rows_per_fragment": rows})
+    if not plan.num_tasks():
+        return None
+    done = [task.execute(dataset) for task in plan.tasks]
+    files.sync()
+    changed = dataset.checkout_version(dataset.version)  # a copy: the other one is somebody's snapshot
+    Compaction.commit(changed, done)
+    files.sync()
+    return changed.checkout_version(changed.latest_version)
 
 
 class _Files:
     """The files of a dataset. New ones are written through to the disk, which Lance leaves to the system."""
 
     def __init__(self, dataset_path: str | Path) -> None:
-        self._root = Path(dataset_path)
+        self._root = str(dataset_path)
         self._synced = self._all()
 
-    def _all(self) -> set[Path]:
-        folders = [self._root, *(self._root / name for name in _CHANGING)]
-        return {folder / name for folder in folders if folder.is_dir() for name in [*os.listdir(folder), ""]}
+    def _all(self) -> set[str]:
+        folders = [self._root, *(os.path.join(self._root, name) for name in _CHANGING)]
+        there = [folder for folder in folders if os.path.isdir(folder)]
+        return {*there, *(f"{folder}{os.sep}{name}" for folder in there for name in os.listdir(folder))}
 
     def sync(self) -> None:
         new = self._all() - self._synced
-        for path in [*new, *{path.parent for path in new}]:
+        for path in [*new, *{os.path.dirname(path) for path in new}]:
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
@@ -328,9 +356,9 @@ def take(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str
     return [rows[place[row_id]] for row_id in row_ids.tolist()]
 
 
-def has_id(ids: Sequence[str]) -> pc.Expression:
+def has_id(ids: pa.Array | pa.ChunkedArray) -> pc.Expression:
     """Filter for the rows with these ids."""
-    return pc.field("id").isin(pa.array(ids, pa.string()))
+    return pc.field("id").isin(ids)
 
 
 def _has_row_id(row_ids: np.ndarray) -> str:
@@ -364,14 +392,15 @@ def metadata_fields(dataset: lance.LanceDataset, header: Header) -> dict[str, st
     return {column.name: kinds[column.type] for column in list(dataset.schema)[len(header.schema()) :]}
 
 
-def field_columns(metadata: Sequence[str], known: dict[str, str], reserved: Sequence[str]) -> dict[str, pa.Array]:
+def field_columns(metadata: pa.ChunkedArray, known: dict[str, str], reserved: Sequence[str]) -> dict[str, pa.Array]:
     """Columns for the fields of some items' metadata, so that conditions can name them: of the known and of new ones.
 
     A field that is not known becomes text if any of the items has text in it, otherwise a number or a boolean, and
     stays what it is. Any value can be put as text; what is no number in a field of numbers, or no boolean in one of
     booleans, is null, as are lists and objects. A field with a name that is `reserved` or cannot be quoted gets none.
     """
-    records = [{} if one == "{}" else json.loads(one) for one in metadata]
+    different = metadata.combine_chunks().dictionary_encode()  # often all are the same
+    records = [json.loads(one) for one in different.dictionary.to_pylist()]
     found: dict[str, list[Any]] = {}
     for record in records:
         for name, value in record.items():
@@ -382,9 +411,9 @@ def field_columns(metadata: Sequence[str], known: dict[str, str], reserved: Sequ
         if name not in kinds and len(kinds) < FIELDS and name.lower() not in reserved and _can_be_named(name):
             kinds[name] = _kind(values)
     return {
-        name: pa.array([_as(kind, record.get(name)) for record in records], KINDS[kind])
+        name: pa.array([_as(kind, record.get(name)) for record in records], KINDS[kind]).take(different.indices)
         if name in found
-        else pa.nulls(len(records), KINDS[kind])
+        else pa.nulls(len(metadata), KINDS[kind])
         for name, kind in kinds.items()
     }
 

@@ -32,14 +32,14 @@ class Trie:
         table = checked(codes)
         order = sort_rows(table)
         columns = arranged(table, order)
-        self._fill(columns, order, first_change(columns))
+        self._fill(columns, order, first_change(columns), highest_codes(columns))
 
-    def _fill(self, codes: Codes, order: NDArray[np.int32], change: NDArray[np.uint8]) -> None:
+    def _fill(
+        self, codes: Codes, order: NDArray[np.int32], change: NDArray[np.uint8], highest: tuple[int, ...]
+    ) -> None:
         self.codes, self.order, self.change = codes, order, change
-        self.highest = tuple(codes.max(axis=1, initial=0).tolist())  # code of each level
-        starts = node_starts(self.change, len(codes))
-        self.starts = np.concatenate(starts)
-        self.start_bounds = np.cumsum([0, *map(len, starts)])
+        self.highest = highest  # code of each level
+        self.starts, self.start_bounds = node_starts(change, len(codes))
 
     def __len__(self) -> int:
         return len(self.order)
@@ -106,10 +106,16 @@ class Trie:
     def remove(self, rows: ArrayLike) -> "Trie":
         """The trie without these of the caller's rows, each given once; the others keep their numbers."""
         rows = positions(rows)
-        kept = np.flatnonzero(~self._among(rows)[self.order])
-        if len(kept) + len(rows) != len(self):
-            raise GeniusError(f"A trie was to lose {len(rows)} rows, but only {len(self) - len(kept)} are in it.")
-        return self._select(kept)
+        gone = np.flatnonzero(self._among(rows)[self.order])
+        if len(gone) != len(rows):
+            raise GeniusError(f"A trie was to lose {len(rows)} rows, but only {len(gone)} are in it.")
+        left = len(self) - len(gone)
+        codes = np.empty((self.levels, left), self.codes.dtype)
+        order, change = np.empty(left, np.int32), np.empty(left, np.uint8)
+        for old, new in zip([*self.codes, self.order, self.change], [*codes, order, change], strict=True):
+            cut(old, gone, new)
+        close(self.change, gone, change)
+        return _made(codes, order, change)
 
     def insert(self, codes: ArrayLike, rows: ArrayLike) -> "Trie":
         """The trie with more items. codes: (m, levels); rows: (m,) the caller's numbers for them, below 2^31."""
@@ -118,7 +124,9 @@ class Trie:
             raise GeniusError(
                 f"Codes of shape {table.shape} and {len(rows)} row numbers do not fit a trie of {self.levels} levels."
             )
-        if self._among(rows)[self.order].any() or len(np.unique(rows)) < len(rows):
+        check_rows(rows)
+        known = rows.min(initial=2**31) <= self.order.max(initial=-1) and self._among(rows)[self.order].any()
+        if known or len(np.unique(rows)) < len(rows):
             raise GeniusError("Rows to be added to a trie are in it already, or are given twice.")
         by_number = np.argsort(rows)
         order = by_number[sort_rows(table[by_number])]
@@ -136,35 +144,39 @@ class Trie:
         touched = touched[(touched > 0) & (touched < len(joined))]
         change[touched] = difference(merged[:, touched - 1], merged[:, touched])
         change[:1] = 0
-        return _made(merged, joined, change)
+        return _made(merged, joined, change, tuple(map(max, self.highest, highest_codes(new))))
 
     def _among(self, rows: Ints) -> NDArray[np.bool_]:
         """For every number a row of the trie or of these can have, whether it is among these."""
-        if len(rows) and (rows.min() < 0 or rows.max() >= 2**31):
-            raise GeniusError(f"A trie's rows must lie in 0..{2**31 - 1}, but they span {rows.min()}..{rows.max()}.")
+        check_rows(rows)
         among = np.zeros(max(self.order.max(initial=-1), rows.max(initial=-1)) + 1, np.bool_)
         among[rows] = True
         return among
 
     def _select(self, kept: Ints) -> "Trie":
         """Of some sorted positions only, in order."""
-        codes = np.take(self.codes, kept, axis=1)
-        if codes.max(initial=0) < 2**8:
-            codes = codes.astype(np.uint8, copy=False)
         behind = np.append(0, kept + 1)  # the row before: what changed since then is what changes now
         change = np.minimum.reduceat(self.change[: behind[-1]], behind[:-1]) if len(kept) else self.change[:0]
-        return _made(codes, self.order[kept], change)
+        return _made(np.take(self.codes, kept, axis=1), self.order[kept], change)
 
 
-def _made(codes: Codes, order: NDArray[np.int32], change: NDArray[np.uint8]) -> Trie:
+def _made(
+    codes: Codes, order: NDArray[np.int32], change: NDArray[np.uint8], highest: tuple[int, ...] | None = None
+) -> Trie:
     """A trie of what is sorted already."""
     trie = Trie.__new__(Trie)
-    trie._fill(codes, order, change)
+    highest = highest_codes(codes) if highest is None else highest
+    trie._fill(codes.astype(np.uint8, copy=False) if max(highest) < 2**8 else codes, order, change, highest)
     return trie
 
 
 def positions(values: ArrayLike) -> Ints:
     return np.asarray(values, dtype=np.int64)
+
+
+def check_rows(rows: Ints) -> None:
+    if len(rows) and (rows.min() < 0 or rows.max() >= 2**31):
+        raise GeniusError(f"A trie's rows must lie in 0..{2**31 - 1}, but they span {rows.min()}..{rows.max()}.")
 
 
 def checked(codes: ArrayLike) -> NDArray[np.integer]:
@@ -230,11 +242,23 @@ def difference(some: Codes, others: Codes) -> NDArray[np.uint8]:
     return first
 
 
-def node_starts(change: NDArray[np.uint8], levels: int) -> list[NDArray[np.int32]]:
-    """Where the nodes of the upper levels start: as many levels as fit in four bytes an item, at least the first."""
-    nodes = np.cumsum(np.bincount(change, minlength=levels + 1))[:levels]
-    kept = max(1, int(np.searchsorted(np.cumsum(nodes), len(change), side="right")))
-    return [np.flatnonzero(change <= level).astype(np.int32) for level in range(kept)]
+def highest_codes(codes: Codes) -> tuple[int, ...]:
+    """Of each level. codes: (levels, n)."""
+    highest: list[int] = codes.max(axis=1, initial=0).tolist()
+    return tuple(highest)
+
+
+def node_starts(change: NDArray[np.uint8], levels: int) -> tuple[NDArray[np.int32], Ints]:
+    """Where the nodes of the upper levels start: as many levels as fit in four bytes an item, at least the first.
+
+    Returns `starts` and `start_bounds` of a trie.
+    """
+    bounds = np.append(0, np.cumsum(np.cumsum(tally(change, levels + 1))[:levels]))
+    kept = max(1, int(np.searchsorted(bounds[1:], len(change), side="right")))
+    bounds = bounds[: kept + 1]
+    starts = np.empty(bounds[-1] + 1, np.int32)
+    find_starts(change, bounds, starts)
+    return starts[:-1], bounds
 
 
 def concatenate_ranges(lo: NDArray[np.integer], hi: NDArray[np.integer]) -> tuple[Ints, Ints]:
@@ -286,3 +310,45 @@ def splice(old, new, before, joined):  # type: ignore[no-untyped-def]
         joined[stop + i] = new[i]
         start = stop
     joined[start + len(new) :] = old[start:]
+
+
+@njit(cache=True, nogil=True)
+def cut(old, gone, left):  # type: ignore[no-untyped-def]
+    """Fills `left` with `old` without what is at the positions `gone`, which ascend."""
+    start = 0
+    for i in range(len(gone)):
+        stop = gone[i]
+        left[start - i : stop - i] = old[start:stop]
+        start = stop + 1
+    left[start - len(gone) :] = old[start:]
+
+
+@njit(cache=True, nogil=True)
+def close(change, gone, left):  # type: ignore[no-untyped-def]
+    """Rows behind those that went follow others now: what changed since is in `left`, which has none of `gone`."""
+    least = np.uint8(255)
+    for i in range(len(gone)):
+        least = min(least, change[gone[i]])
+        if i + 1 == len(gone) or gone[i + 1] > gone[i] + 1:
+            if gone[i] - i < len(left):
+                left[gone[i] - i] = min(left[gone[i] - i], least)
+            least = np.uint8(255)
+
+
+@njit(cache=True, nogil=True)
+def tally(values, kinds):  # type: ignore[no-untyped-def]
+    """(kinds,) how often each value occurs; all are below `kinds`."""
+    counts = np.zeros(kinds, np.int64)
+    for i in range(len(values)):
+        counts[values[i]] += 1
+    return counts
+
+
+@njit(cache=True, nogil=True)
+def find_starts(change, bounds, starts):  # type: ignore[no-untyped-def]
+    """Fills `starts`, level after level. Its last element is of no use: it is written to, so that nothing branches."""
+    for level in range(len(bounds) - 1):
+        at = bounds[level]
+        for i in range(len(change)):
+            starts[at] = i
+            at += change[i] <= level

@@ -8,19 +8,21 @@ rows lie on the disk.
 import itertools
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numba import njit
 
 from genius.answers import AddReport
 from genius.collection import Collection
 from genius.encoders import Prepared, Vectors
 from genius.errors import BadIndex, BadItem, GeniusError
-from genius.items import Item
+from genius.items import Item, Modality
 from genius.model import Genius
 from genius.progress import show_progress
 from genius.snapshot import Snapshot, scan
@@ -38,11 +40,12 @@ from genius.storage import (
 
 BATCH = 128  # items that are prepared and encoded together
 COMMIT = 2048  # rows that are written together: every write is a file and a version of its own
-VECTORS = 131_072  # rows that are written together when their vectors are ready
+VECTORS = 65_536  # rows that are written together when their vectors are ready
 _COMPARED = ["hash", "metadata", "image"]  # what tells whether an item is there just so
 _TAKEN = "the index has another item with this id. Use upsert to replace it."
 
 OnCommit = Callable[[list[str]], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ def _write(
                 f"{collection.path} was encoded anew by another process in the meantime. What was written before is "
                 "safe; repeat the command."
             )
-        there = snapshot.row_ids_of(table["id"].to_pylist())
+        there = snapshot.row_ids_of(table["id"])
         if len(there) and not replace:
             old = snapshot.records(table["id"].to_pylist(), compared)
             for row in table.select(["id", *compared]).to_pylist():
@@ -288,27 +291,45 @@ def add_vectors(
     header, model = snapshot.header, snapshot.model
     if vectors.image.shape[1] != header.dim:
         raise GeniusError(f"The vectors have {vectors.image.shape[1]} dimensions; this index needs {header.dim}.")
-    refused = _refused(ids, vectors, metadata)
-    added, unchanged, replaced, bad = 0, 0, 0, list(refused.values())
-    for start in range(0, len(ids), VECTORS):
-        block = range(start, min(start + VECTORS, len(ids)))
-        places = [place for place in block if place not in refused]
-        if not places:
-            continue
-        whole = len(places) == len(block)
-        chosen = vectors[start : start + VECTORS] if whole else vectors[places]
-        records = ["{}" if metadata is None else json.dumps(metadata[place], ensure_ascii=False) for place in places]
-        table = _vector_rows(model, header, [ids[place] for place in places], chosen, records)
-        report = _write(collection, header, table, replace, ["hash", "metadata", *code_columns(header)], on_commit)
-        added += report.added
-        unchanged += report.unchanged
-        replaced += report.replaced
-        bad += report.bad
+    unfit = _unfit(ids, metadata)
+    compared = ["hash", "metadata", *code_columns(header)]
+
+    def ready(start: int) -> tuple[pa.Table, list[BadItem]]:
+        block = slice(start, start + VECTORS)
+        bad = {place - start: error for place, error in unfit.items() if start <= place < start + VECTORS}
+        records = None if metadata is None else metadata[block]
+        return _vector_rows(model, header, ids[block], vectors[block], records, bad)
+
+    added, unchanged, replaced, bad = 0, 0, 0, []
+    with ThreadPoolExecutor(1) as pool:
+        for table, refused in _one_ahead(pool, ready, range(0, len(ids), VECTORS)):
+            bad += refused
+            if len(table):
+                report = _write(collection, header, table, replace, compared, on_commit)
+                added += report.added
+                unchanged += report.unchanged
+                replaced += report.replaced
+                bad += report.bad
     return AddReport(added, unchanged, bad, replaced)
 
 
-def _refused(ids: Sequence[str], vectors: Vectors, metadata: Sequence[dict[str, Any]] | None) -> dict[int, BadItem]:
-    """What cannot be an item, by place."""
+def _one_ahead(pool: ThreadPoolExecutor, work: Callable[[int], T], arguments: Iterable[int]) -> Iterator[T]:
+    """What `work` makes of each, in order; while one is used, the pool works on the next."""
+    begun: deque[Future[T]] = deque()
+    for argument in arguments:
+        begun.append(pool.submit(work, argument))
+        if len(begun) > 1:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
+
+
+def _unfit(ids: Sequence[str], metadata: Sequence[dict[str, Any]] | None) -> dict[int, BadItem]:
+    """What cannot be an item, by place: for its id, or for its metadata."""
+    if metadata is None and set(map(type, ids)) <= {str}:
+        plain = all(map(str.isascii, ids)) and all(map(str.strip, ids)) and len(set(ids)) == len(ids)
+        if plain:  # nearly always: a million need no look at each
+            return {}
     bad: dict[int, BadItem] = {}
     seen: set[str] = set()
     for place, id in enumerate(ids):
@@ -320,23 +341,58 @@ def _refused(ids: Sequence[str], vectors: Vectors, metadata: Sequence[dict[str, 
             seen.add(id)
         except BadItem as error:
             bad[place] = error
-    for start in range(0, len(ids), VECTORS):
-        block = vectors[start : start + VECTORS]
-        finite = np.isfinite(block.image).all(1) & np.isfinite(block.text).all(1)
-        for wrong, reason in (
-            (~finite, "its vector holds values that are not numbers (NaN). Leave it out."),
-            (~block.has_image & ~block.has_text, "its vectors are zero: it has neither a picture nor a text."),
-        ):
-            for place in (start + np.flatnonzero(wrong)).tolist():
-                bad.setdefault(place, BadItem(str(ids[place]), reason))
-    return dict(sorted(bad.items()))
+    return bad
 
 
-def _vector_rows(model: Genius, header: Header, ids: list[str], vectors: Vectors, metadata: list[str]) -> pa.Table:
-    encoded = _Encoded.of(model, header, vectors)
+def _vector_rows(
+    model: Genius,
+    header: Header,
+    ids: Sequence[str],
+    vectors: Vectors,
+    metadata: Sequence[dict[str, Any]] | None,
+    bad: dict[int, BadItem],
+) -> tuple[pa.Table, list[BadItem]]:
+    """Rows of those items that are good, and the others. bad: those that are known already, by place."""
+    image, text = (
+        largest(np.ascontiguousarray(part, np.float32).view(np.uint32)) for part in (vectors.image, vectors.text)
+    )
+    for wrong, reason in (
+        (np.maximum(image, text) >= _INFINITE, "its vector holds values that are not numbers (NaN). Leave it out."),
+        (np.maximum(image, text) == 0, "its vectors are zero: it has neither a picture nor a text."),
+    ):
+        for place in np.flatnonzero(wrong).tolist():
+            bad.setdefault(place, BadItem(str(ids[place]), reason))
+    records: Sequence[str] | pa.Array = pa.repeat("{}", len(ids))
+    if metadata is not None:
+        records = ["{}" if place in bad else json.dumps(one, ensure_ascii=False) for place, one in enumerate(metadata)]
+    modality = np.where(text == 0, Modality.IMAGE, np.where(image == 0, Modality.TEXT, Modality.IMAGE_TEXT))
+    refused = [bad[place] for place in sorted(bad)]
+    if bad:
+        good = np.setdiff1d(np.arange(len(ids)), list(bad))
+        ids, vectors, modality = [ids[place] for place in good.tolist()], vectors[good], modality[good]
+        records = [str(records[place]) for place in good.tolist()]
+    if not len(ids):
+        return header.schema().empty_table(), refused
+    embeddings = vectors.embedding().astype(np.float16) if header.embeddings else None
+    encoded = _Encoded(model.codes(vectors), embeddings, np.ones(len(ids), bool))
     columns = {name: pa.nulls(len(ids), header.schema().field(name).type) for name in [*ITEM_COLUMNS, "hash"]}
-    columns |= {"id": ids, "modality": labels(vectors.modality), "metadata": metadata}
-    return encoded.table(columns, header)
+    columns |= {"id": ids, "modality": labels(modality), "metadata": records}
+    return encoded.table(columns, header), refused
+
+
+_INFINITE = np.uint32(0x7F800000)  # as bits; what is no number lies above it
+
+
+@njit(cache=True, nogil=True)
+def largest(bits):  # type: ignore[no-untyped-def]
+    """(n,) of each row the largest number without its sign, as bits: 0 if all are zero. bits: (n, d), of float32."""
+    found = np.zeros(len(bits), np.uint32)
+    for row in range(len(bits)):
+        most = np.uint32(0)
+        for column in range(bits.shape[1]):
+            most = max(most, bits[row, column] & np.uint32(0x7FFFFFFF))
+        found[row] = most
+    return found
 
 
 # Encoding anew

@@ -112,6 +112,13 @@ def test_every_step_measures_the_index_that_was_built(tmp_path: Path, quiet: Pro
     assert changed.keys() == set(benchmark.STEPS["change"])
     assert len(Index.open(folder, source.model())) == 100  # as before
 
+    busy = benchmark.busy(source, folder, True, 0.5)
+    assert busy.keys() == set(benchmark.STEPS["busy"])
+    assert busy["errors"] == 0
+    assert busy["added_rate"] > 0
+    assert min(busy["before_p99"], busy["after_p99"]) <= busy["idle_p99"] <= max(busy["before_p99"], busy["after_p99"])
+    assert len(Index.open(folder, source.model())) > 100
+
 
 def test_what_is_measured_is_not_measured_again(
     tmp_path: Path, quiet: Progress, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ import pytest
 from fakes import picture, tiny_model
 from processes import PATIENCE, Talk, folder_in_memory, other
 
+from genius import storage
 from genius.errors import BadIndex, GeniusError
 from genius.index import Index
 from genius.items import Item, Query
@@ -76,6 +77,7 @@ def make(id: str, take: int) -> Item:
 
 def victim(talk: Talk, path: Path, seed: int) -> None:
     """Hear what is there and what to do again, then change the index until killed."""
+    storage.PILE = 3  # so that nearly every change merges files as well
     generator, model = random.Random(seed), tiny_model()
     takes, again, journal = talk.hear()
     log = os.open(journal, os.O_WRONLY | os.O_APPEND)

@@ -604,3 +604,95 @@ def test_all_metadata_columns_survive_encoding_anew(index):
     assert (index.fields, content(index)) == (fields, items)
     assert [item.id for item in index.filter("x = 1 AND y = 'b' AND z")] == ["a"]
     assert Modality.parse("text").label in storage.labels(np.array([1])).to_pylist()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_pass_finds_zeros_and_what_is_no_number(bad: float) -> None:
+    rows = np.array([[0, 1e-45], [-0.0, 0], [bad, 1], [3e38, -3e38], [0, bad], [-bad, 0]]).astype(np.float32)
+    found = writing.largest(rows.view(np.uint32))
+    assert (found > 0).tolist() == (rows != 0).any(1).tolist()
+    assert (found < writing._INFINITE).tolist() == np.isfinite(rows).all(1).tolist()
+
+
+@pytest.mark.parametrize("with_metadata", [False, True])
+def test_vectors_of_many_blocks_are_added_as_of_one(tmp_path, model, monkeypatch, with_metadata):
+    texts = np.random.default_rng(0).standard_normal((50, model.dim)).astype(np.float32)
+    texts[13], texts[20, 1], texts[49] = 0, np.nan, 0
+    images = np.where(np.arange(50)[:, None] % 3 == 0, texts[::-1], 0).astype(np.float32)
+    vectors = Vectors(images, texts)
+    ids = [f"i{number}" for number in range(50)]
+    ids[7], ids[30] = " ", "i29"
+    metadata = [{"n": number} for number in range(50)] if with_metadata else None
+    whole = Index.create(tmp_path / "whole", model)
+    report = whole.add_vectors(ids, vectors, metadata)
+    monkeypatch.setattr(writing, "VECTORS", 8)
+    pieces, commits = Index.create(tmp_path / "pieces", model), []
+    again = pieces.add_vectors(ids, vectors, metadata, on_commit=commits.append)
+    refused = [(one.id, str(one)) for one in report.bad]
+    assert refused == [(one.id, str(one)) for one in again.bad]
+    assert [id for id, _ in refused] == ["' '", "i13", "i20", "i29", "i49"]
+    assert report.added == again.added == 45
+    assert len(commits) == 7
+    assert [*itertools.chain.from_iterable(commits)] == [item.id for item in pieces.items()]
+    assert list(pieces.items()) == list(whole.items())
+    assert (pieces.codes == whole.codes).all()
+    assert pieces.codes[:, 0].tolist() == np.delete(vectors.modality, [7, 13, 20, 30, 49]).tolist()
+    assert pieces.dataset.to_table(columns=["embedding"]).equals(whole.dataset.to_table(columns=["embedding"]))
+
+
+# Small files
+
+
+def sizes_of_files(index: Index) -> list[int]:
+    return [fragment.count_rows() for fragment in index.dataset.get_fragments()]
+
+
+def test_small_files_are_merged_as_they_pile_up(index: Index, model: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PILE", 4)
+    monkeypatch.setattr(storage, "ROWS", 64)
+    reader = Index.open(index.path, model)
+    reader.search(QUERIES[0])
+    before = index.version
+    for start in range(0, 90, 3):
+        index.add(texts(3, start))
+        if start % 9 == 0:
+            index.delete(f"t{start + 1}")
+        assert len(sizes_of_files(index)) <= 8
+        if start % 15 == 0:
+            assert reader.refresh()
+            assert list(reader.items()) == list(index.items())
+    assert max(sizes_of_files(index)) >= 32
+    kept = [item for item in texts(90) if int(item.id[1:]) % 9 != 1]
+    assert list(index.items()) == kept
+    reader.refresh()
+    anew = Index.create(index.path.parent / "anew", model)
+    anew.add(kept)
+    for query in QUERIES:
+        hits = [(hit.id, round(hit.score, 5)) for hit in anew.search(query)]
+        assert [(hit.id, round(hit.score, 5)) for hit in index.search(query)] == hits
+        assert [(hit.id, round(hit.score, 5)) for hit in reader.search(query)] == hits
+    assert index.verify() == []
+    assert list(Index.open(index.path, model, version=before).items()) == []  # versions stay
+
+
+def test_large_files_are_left_alone(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PILE", 3)
+    monkeypatch.setattr(storage, "BYTES", 1)
+    for number in range(8):
+        index.add(texts(1, number))
+    assert sizes_of_files(index) == [1] * 8
+    assert index.compact().files_merged == 7  # when asked to
+
+
+def test_what_is_written_stays_if_merging_fails(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PILE", 2)
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(storage, "_merged", full)
+    for number in range(4):
+        assert index.add(texts(1, number)).added == 1
+    assert sizes_of_files(index) == [1] * 4
+    monkeypatch.undo()
+    assert [item.id for item in Index.open(index.path, index.model).items()] == ["t0", "t1", "t2", "t3"]

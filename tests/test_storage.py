@@ -10,7 +10,8 @@ from genius.storage import FIELDS, field_columns
 
 
 def columns(*records: dict[str, Any], known: dict[str, str] | None = None) -> dict[str, list[Any]]:
-    made = field_columns([json.dumps(record) for record in records], known or {}, ["id", "image"])
+    metadata = pa.chunked_array([[json.dumps(record) for record in records]], pa.string())
+    made = field_columns(metadata, known or {}, ["id", "image"])
     assert all(isinstance(column, pa.Array) and len(column) == len(records) for column in made.values())
     return {name: column.to_pylist() for name, column in made.items()}
 

@@ -1,5 +1,6 @@
 """The trie against dictionaries of prefixes; and after changes, against one that is built anew."""
 
+import itertools
 from random import Random
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.trie import Trie
+from genius.trie import Trie, node_starts
 
 few_codes = st.sampled_from([0, 1, 2, 300, 65535])  # few values, so that prefixes are shared; high ones fill sort keys
 codes_tables = st.tuples(st.integers(0, 40), st.integers(1, 6)).flatmap(
@@ -201,3 +202,15 @@ def test_rows_that_match_a_pattern(codes: NDArray[np.uint16], pattern: list[int 
     at = trie.matching(pattern)
     assert sorted(trie.order[at].tolist()) == expected
     assert (np.diff(at) > 0).all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=60), st.integers(4, 6))
+def test_node_starts_are_where_rows_change(changes: list[int], levels: int) -> None:
+    change = np.array([0, *changes] if changes else [], np.uint8)
+    starts, bounds = node_starts(change, levels)
+    kept = [starts[a:b].tolist() for a, b in itertools.pairwise(bounds)]
+    every = [np.flatnonzero(change <= level).tolist() for level in range(levels)]
+    assert kept == every[: len(kept)]
+    held = [sum(map(len, every[: level + 1])) for level in range(levels)]
+    assert len(kept) == max(1, sum(total <= len(change) for total in held))
