@@ -5,6 +5,9 @@ there by the encoder. Submodule names and layer order are those of the published
 they stand (`Fusion(768, hidden=2560)`).
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,7 +41,7 @@ class Fusion(nn.Module):
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor:
         """image, text: (n, dim), zeros where a modality is absent -> (n, dim), L2-normalised."""
-        self._check(image, text)
+        self.check(image.shape, text.shape)
         hidden_text = self._project(self.text_projection_layer, text)
         hidden_image = self._project(self.image_projection_layer, image)
         joint = torch.cat([hidden_text, hidden_image], dim=1)
@@ -50,61 +53,78 @@ class Fusion(nn.Module):
         hidden: Tensor = self.dropout(F.relu(layer(vectors)))
         return hidden
 
-    def _check(self, image: Tensor, text: Tensor) -> None:
-        if image.ndim != 2 or image.shape != text.shape or image.shape[1] != self.dim:
+    def check(self, image: tuple[int, ...], text: tuple[int, ...]) -> None:
+        """Raises unless image and text vectors of these shapes can be fused."""
+        if len(image) != 2 or image != text or image[1] != self.dim:
             raise GeniusError(
-                f"Fusion needs image and text vectors of the same shape (n, {self.dim}), but got {tuple(image.shape)} "
-                f"and {tuple(text.shape)}. Use vectors of the encoder this model was trained with; "
+                f"Fusion needs image and text vectors of the same shape (n, {self.dim}), but got {tuple(image)} "
+                f"and {tuple(text)}. Use vectors of the encoder this model was trained with; "
                 f"a missing modality is a row of zeros."
             )
 
 
 class FrozenFusion:
-    """The same for weights that no longer change, with little more than half the work where one modality is absent.
+    """The same for weights that no longer change, from arrays to arrays; many threads may call it at once.
 
-    There, what the absent one contributes is the same for every row, and is computed once.
+    Where one modality is absent, what it would add is the same for every row, and is computed once: little more than
+    half the work.
     """
 
+    @torch.inference_mode()
     def __init__(self, fusion: Fusion) -> None:
-        self._fusion = fusion
-        self._text_only, self._image_only = _OneSided(fusion, text=True), _OneSided(fusion, text=False)
+        self._fusion, gate = fusion, fusion.dynamic_scalar[0]
+        assert isinstance(gate, nn.Linear)
+        joint = (fusion.combiner_layer, gate)
+        self._text = _Side(fusion.text_projection_layer, [layer.weight[:, : fusion.hidden] for layer in joint])
+        self._image = _Side(fusion.image_projection_layer, [layer.weight[:, fusion.hidden :] for layer in joint])
+        self._bias = [layer.bias for layer in joint]
+        self._no_text = [bias + constant for bias, constant in zip(self._bias, self._text.absent, strict=True)]
+        self._no_image = [bias + constant for bias, constant in zip(self._bias, self._image.absent, strict=True)]
 
     @torch.inference_mode()
-    def __call__(self, image: Tensor, text: Tensor) -> Tensor:
-        self._fusion._check(image, text)
-        has_image, has_text = image.any(dim=1), text.any(dim=1)
-        fused = torch.empty_like(image)
+    def __call__(self, image: np.ndarray, text: np.ndarray) -> np.ndarray:
+        """image, text: (n, dim) float32, zeros where a modality is absent -> (n, dim), L2-normalised."""
+        self._fusion.check(image.shape, text.shape)
+        has_image, has_text = (image != 0).any(axis=1), (text != 0).any(axis=1)
+        fused = np.empty(image.shape, np.float32)
         for rows, fuse in (
-            (~has_image, lambda rows: self._text_only(text[rows])),
-            (has_image & ~has_text, lambda rows: self._image_only(image[rows])),
-            (has_image & has_text, lambda rows: self._fusion(image[rows], text[rows])),
+            (~has_image, self._fuse_text),
+            (has_image & ~has_text, self._fuse_image),
+            (has_image & has_text, self._fuse_both),
         ):
             if rows.all():
-                return fuse(slice(None))
+                return fuse(torch.from_numpy(image), torch.from_numpy(text)).numpy()
             if rows.any():
-                fused[rows] = fuse(rows)
+                fused[rows] = fuse(torch.from_numpy(image[rows]), torch.from_numpy(text[rows])).numpy()
         return fused
 
+    def _fuse_text(self, image: Tensor, text: Tensor) -> Tensor:
+        mixed, weight = self._mix(self._text(text, self._no_image))
+        return F.normalize(mixed.addcmul_(weight, text), dim=1)
 
-class _OneSided:
-    """Fusion where only text is there, or only a picture."""
+    def _fuse_image(self, image: Tensor, text: Tensor) -> Tensor:
+        mixed, weight = self._mix(self._image(image, self._no_text))
+        return F.normalize(mixed.addcmul_(1 - weight, image), dim=1)
 
-    @torch.inference_mode()
-    def __init__(self, fusion: Fusion, text: bool) -> None:
-        layers = [fusion.text_projection_layer, fusion.image_projection_layer]  # in the order of the joint layers
-        columns = [slice(0, fusion.hidden), slice(fusion.hidden, None)]
-        (self._project, absent), (own, other) = (layers, columns) if text else (layers[::-1], columns[::-1])
-        gate = fusion.dynamic_scalar[0]
-        assert isinstance(gate, nn.Linear)
-        constant = F.relu(absent.bias)
-        self._joint = [
-            (layer.weight[:, own], F.linear(constant, layer.weight[:, other], layer.bias))
-            for layer in (fusion.combiner_layer, gate)
-        ]
-        self._output, self._scalar, self._text = fusion.output_layer, fusion.dynamic_scalar[-1], text
+    def _fuse_both(self, image: Tensor, text: Tensor) -> Tensor:
+        mixed, weight = self._mix(self._image(image, self._text(text, self._bias)))
+        return F.normalize(mixed.addcmul_(weight, text).addcmul_(1 - weight, image), dim=1)
 
-    def __call__(self, vectors: Tensor) -> Tensor:
-        hidden = F.relu(self._project(vectors))
-        combined, gate = (F.relu(F.linear(hidden, weight, bias)) for weight, bias in self._joint)
-        weight = torch.sigmoid(self._scalar(gate))
-        return F.normalize(self._output(combined) + (weight if self._text else 1 - weight) * vectors, dim=1)
+    def _mix(self, joint: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """What goes into the two joint layers' ReLU, (n, 2 hidden) each -> MLP([x; y]) (n, dim) and lambda (n, 1)."""
+        combined, gate = joint
+        weight: Tensor = self._fusion.dynamic_scalar[-1](gate.relu_()).sigmoid_()
+        return self._fusion.output_layer(combined.relu_()), weight
+
+
+class _Side:
+    """What one modality adds to the two joint layers, whose weights for it are given, (2 hidden, hidden) each."""
+
+    def __init__(self, project: nn.Linear, weights: Sequence[Tensor]) -> None:
+        self._project, self._weights = project, [weight.T for weight in weights]
+        self.absent = [F.relu(project.bias) @ weight for weight in self._weights]
+
+    def __call__(self, vectors: Tensor, starts: Sequence[Tensor]) -> list[Tensor]:
+        """vectors: (n, dim); starts: (n, 2 hidden) or (2 hidden,) each, that it is added to -> (n, 2 hidden) each."""
+        hidden = self._project(vectors).relu_()
+        return [torch.addmm(start, hidden, weight) for start, weight in zip(starts, self._weights, strict=True)]

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from genius.coding import FrozenQuantizer
 from genius.decoder import Decoder, DecoderConfig
 from genius.encoders import Encoder, Prepared, Vectors, load_encoder
 from genius.encoders.places import HUB_ID
@@ -30,12 +31,13 @@ from genius.errors import BadImage, BadItem, BadModel, GeniusError
 from genius.fusion import FrozenFusion, Fusion
 from genius.images import load_image
 from genius.items import Item, Query, clean_text
-from genius.quantizer import Quantizer
+from genius.quantizer import Quantizer, check_finite
 from genius.threads import over_blocks
 
 FORMAT = 1
 BUNDLED = Path(__file__).parent / "models"
 PARTS = ("encoder", "fusion", "quantizer", "decoder")
+ROWS = 1024  # vectors fused at once, by one thread
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 OPTIONS = {"dtype": "float16", "first_code": "modality"}
 """Settings that stand in a folder only where they are not these, so that older models keep their fingerprints."""
@@ -125,22 +127,44 @@ class Genius:
     def _frozen_fusion(self) -> FrozenFusion:
         return FrozenFusion(self.fusion)
 
+    @cached_property
+    def _frozen_quantizer(self) -> FrozenQuantizer:
+        return FrozenQuantizer(self.quantizer)
+
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """(n, d) float32: the fused vectors z, which quantizer and decoder work on."""
-        image, text = torch.from_numpy(vectors.image), torch.from_numpy(vectors.text)
         fused = np.empty((len(vectors), self.dim), dtype=np.float32)
+        fuse = self._frozen_fusion
 
         def fuse_block(block: slice) -> None:
-            fused[block] = self._frozen_fusion(image[block], text[block]).numpy()
+            fused[block] = fuse(vectors.image[block], vectors.text[block])
 
-        over_blocks(fuse_block, len(vectors), 1024)
+        over_blocks(fuse_block, len(vectors), ROWS)
         return fused
 
     def codes(self, vectors: Vectors) -> np.ndarray:
         """(n, levels) uint16: the IDs of items. The first code is the modality the item has (see `first_code`)."""
+        if self.code_beams > 1:
+            return self._beam_codes(vectors)
+        codes, finite = np.zeros((len(vectors), len(self.sizes)), dtype=np.uint16), np.ones(len(vectors), dtype=bool)
+        fuse, quantize = self._frozen_fusion, self._frozen_quantizer
+
+        def code_block(block: slice) -> None:
+            part = vectors[block]
+            modality = part.modality if self.first_code == "modality" else None
+            fused = fuse(part.image, part.text)
+            finite[block] = np.isfinite(fused).all(axis=1)
+            if finite[block].all():
+                codes[block] = quantize(fused, modality)
+
+        share = -(-len(vectors) // torch.get_num_threads())  # of each thread
+        over_blocks(code_block, len(vectors), min(quantize.rows, max(128, share)))
+        check_finite(torch.from_numpy(finite))
+        return codes
+
+    def _beam_codes(self, vectors: Vectors) -> np.ndarray:
         fused = torch.from_numpy(self.fuse(vectors))
-        known = self.first_code == "modality"
-        modality = torch.from_numpy(vectors.modality.astype(np.int64)) if known else None
+        modality = torch.from_numpy(vectors.modality.astype(np.int64)) if self.first_code == "modality" else None
         return self.quantizer.encode(fused, modality, beams=self.code_beams).numpy().astype(np.uint16)
 
     # Folders

@@ -156,8 +156,8 @@ class Quantizer(nn.Module):
         item's codes do not depend on the batch it is in. With `beams` > 1 that many partial sums are kept for each item
         and the best whole one wins: slower, and for no item a larger error than greedy.
         """
-        z = self._checked(z)
-        modality = None if modality is None else self._checked_modality(modality, len(z))
+        z = self.checked(z)
+        modality = None if modality is None else self.checked_modality(modality, len(z))
         codes = torch.empty(len(z), len(self.sizes), dtype=torch.int64, device=z.device)
         lengths = [codebook.square().sum(dim=1) for codebook in self.codebooks]
 
@@ -256,8 +256,8 @@ class Quantizer(nn.Module):
         Modality codes are the mean vector of each modality (of everything, where one has no vectors); semantic levels
         are k-means of the residuals, level after level, on at most `points_per_code` x K vectors chosen by `seed`.
         """
-        z = self._checked(z)
-        modality = self._checked_modality(modality, len(z))
+        z = self.checked(z)
+        modality = self.checked_modality(modality, len(z))
         if len(z) < self.codes_per_level:
             raise GeniusError(
                 f"{len(z)} vectors cannot start codebooks of {self.codes_per_level} codes. "
@@ -330,19 +330,17 @@ class Quantizer(nn.Module):
             perplexity=tuple(_perplexity(count) for count in used),
         )
 
-    def _checked(self, z: Tensor) -> Tensor:
+    def checked(self, z: Tensor) -> Tensor:
+        """Vectors that can be given codes, or GeniusError."""
         if z.ndim != 2 or z.shape[1] != self.dim:
             raise GeniusError(f"The quantizer needs vectors of shape (n, {self.dim}), but got {tuple(z.shape)}.")
         z = z.to(self.codebooks[0].dtype)
-        bad = z[:0, 0] if torch.isfinite(z.sum()) else (~torch.isfinite(z).all(dim=1)).nonzero()[:, 0]
-        if len(bad):
-            raise GeniusError(
-                f"{len(bad)} of {len(z)} vectors hold NaN or infinity (the first in row {int(bad[0])}) and cannot be "
-                f"given codes. Check the input of these rows; in training, lower the learning rate."
-            )
+        if not torch.isfinite(z.sum()):
+            check_finite(torch.isfinite(z).all(dim=1))
         return z
 
-    def _checked_modality(self, modality: Tensor, n: int) -> Tensor:
+    def checked_modality(self, modality: Tensor, n: int) -> Tensor:
+        """First codes for n vectors, or GeniusError."""
         if modality.shape != (n,) or modality.is_floating_point():
             raise GeniusError(
                 f"There are {n} vectors, so modality must be {n} integers, but it has shape "
@@ -370,6 +368,16 @@ class Quantizer(nn.Module):
                 f"Row {row} has {name} code {int(codes[row, level])}, but only 0 to {self.sizes[level] - 1} exist. "
                 f"Codes must come from this quantizer."
             )
+
+
+def check_finite(finite: Tensor) -> None:
+    """finite: (n,) bool, whether a vector is made of numbers."""
+    bad = (~finite).nonzero()[:, 0]
+    if len(bad):
+        raise GeniusError(
+            f"{len(bad)} of {len(finite)} vectors hold NaN or infinity (the first in row {int(bad[0])}) and cannot be "
+            f"given codes. Check the input of these rows; in training, lower the learning rate."
+        )
 
 
 def kmeans(points: Tensor, k: int, generator: torch.Generator, iterations: int) -> Tensor:
