@@ -7,7 +7,7 @@
 Ours are made from ready vectors by `Index.add_vectors`. Three kinds:
 
 - `paper`: codes only, eight levels of 4,096 behind the modality; a decoder of that size with random weights, and IDs
-  drawn for it (see material.py), because giving millions of items their real codes would take hours. How fast a model
+  drawn for it (see material.py), because giving millions of items their real codes would take long. How fast a model
   of that size really gives them is measured apart.
 - `mini`: codes only, as the bundled model gives them to real vectors, mixed to as many as are needed (see scale.py).
   RUN is a run of `genius evaluate`, which lends its vectors; without one, sentences are encoded.
@@ -50,6 +50,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from search import processor
 
 from genius import Genius
+from genius.console import make_way
 from genius.encoders import Vectors
 from genius.errors import GeniusError
 from genius.index import Index
@@ -363,7 +364,8 @@ def busy(source: Source, folder: Path, embeddings: bool, seconds: float) -> Valu
 
 
 def keep_adding(source: Source, folder: Path, start: int, added: Any, stop: Any) -> None:
-    """1,000 items after the other, until told to stop. One core is left to the reader."""
+    """1,000 items after the other, until told to stop: on one core, and making way, as `genius index add` does."""
+    make_way()
     torch.set_num_threads(1)
     index = Index.open(folder, source.model())
     while not stop.is_set():

@@ -26,6 +26,7 @@ from genius.console import (
     IndexPath,
     Where,
     complain,
+    make_way,
     print_json,
     read_ids,
     say,
@@ -91,6 +92,7 @@ def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
     """Add new items to an index. Those that are in it already, just so, are passed over."""
     from genius.index import Index
 
+    make_way()
     items = _read(sources)
     _add(Index.open(path), items, replace=False)
 
@@ -103,6 +105,7 @@ def index_upsert(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> Non
     """Add items to an index; one whose id is taken replaces the one that has it. Only what changed is encoded."""
     from genius.index import Index
 
+    make_way()
     items = _read(sources)
     _add(Index.open(path), items, replace=True)
 
@@ -394,6 +397,7 @@ def index_reindex(
     from genius.index import Index
     from genius.model import Genius
 
+    make_way()
     index = Index.open(path)
     start = time.perf_counter()
     report = index.reindex(None if model is None else Genius.from_pretrained(model), progress=True)

@@ -50,12 +50,13 @@ class FrozenQuantizer:
         if not len(z):
             return codes.T
         residual, about = np.array(z, order="C"), np.empty((len(z), 3), np.float32)  # r_0 = z
-        rounded = np.empty(z.shape, np.uint8)
+        rounded, products = np.empty(z.shape, np.uint8), np.empty((len(z), self._quantizer.codes_per_level), np.float32)
         bits, about_bits = residual.view(np.int32), about.view(np.int32)
         first(residual, bits, rounded, about, about_bits, self._first, known, codes[0])
         for book, found in zip(self._books, codes[1:], strict=True):
+            book.multiply(rounded, products)
             next_level(
-                residual, bits, rounded, about, about_bits, book.products(rounded),
+                residual, bits, rounded, about, about_bits, products,
                 book.codes, book.squares, book.lengths, book.looseness, found,
             )  # fmt: skip
         return np.ascontiguousarray(codes.T)
@@ -77,14 +78,12 @@ class _Book:
         model = graph.model({"rounded": (np.uint8, ["n", dim])}, {"products": ["n", size]})
         self._session = session(model, threads=1)
 
-    def products(self, rounded: np.ndarray) -> np.ndarray:
-        """rounded: (n, d) uint8 -> (n, K) float32, for vectors whose bytes are in steps of one."""
-        products = np.empty((len(rounded), len(self.codes)), np.float32)
+    def multiply(self, rounded: np.ndarray, products: np.ndarray) -> None:
+        """rounded: (n, d) uint8 -> products: (n, K) float32, of vectors whose bytes are in steps of one."""
         binding = self._session.io_binding()
         binding.bind_input("rounded", "cpu", 0, np.uint8, rounded.shape, rounded.ctypes.data)
         binding.bind_output("products", "cpu", 0, np.float32, products.shape, products.ctypes.data)
         self._session.run_with_iobinding(binding)
-        return products
 
 
 def _array(codebook: Tensor) -> np.ndarray:

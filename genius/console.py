@@ -1,6 +1,7 @@
 """What all commands share: how they print, and the arguments that several of them take."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,8 @@ SOME_BAD = 2
 """Exit status of a command that did its work, but not for all items."""
 SHOWN = 20
 """Rows of a list of complaints."""
+NICENESS = 5
+"""Of work that can wait, where systems know such a thing: searches beside it are answered first."""
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs instead of a table.")]
@@ -81,3 +84,9 @@ def named_indexes(given: list[str]) -> dict[str, Path]:
             raise BadIndex(f"{folder} is not an index. Make one with: genius index create {folder} SOURCE")
         paths[name] = Path(folder)
     return paths
+
+
+def make_way() -> None:
+    """Lets other programs go first from now on: for commands that work long."""
+    if hasattr(os, "setpriority"):
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

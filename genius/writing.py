@@ -373,7 +373,7 @@ def _vector_rows(
         records = [str(records[place]) for place in good.tolist()]
     if not len(ids):
         return header.schema().empty_table(), refused
-    embeddings = vectors.embedding().astype(np.float16) if header.embeddings else None
+    embeddings = vectors.embedding(np.float16) if header.embeddings else None
     encoded = _Encoded(model.codes(vectors), embeddings, np.ones(len(ids), bool))
     columns = {name: pa.nulls(len(ids), header.schema().field(name).type) for name in [*ITEM_COLUMNS, "hash"]}
     columns |= {"id": ids, "modality": labels(modality), "metadata": records}

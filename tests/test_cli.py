@@ -1,6 +1,7 @@
 """The command line from arguments to tables and exit status, with a tiny model in place of the bundled one."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -583,3 +584,11 @@ def test_help_needs_no_heavy_modules():
 def test_the_installed_command_is_this_one():
     project = tomllib.loads((Path(genius.__file__).parents[1] / "pyproject.toml").read_text())
     assert project["project"]["scripts"]["genius"] == "genius.cli:main"
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="this system has no priorities")
+def test_long_work_makes_way_for_others() -> None:
+    """In a process of its own: nobody may raise a priority again."""
+    code = "import os; from genius.console import make_way as go; go(); go(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == max(5, os.getpriority(os.PRIO_PROCESS, 0))

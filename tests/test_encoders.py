@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from genius.encoders import Vectors, load_encoder
+from genius.encoders import ROWS, Vectors, load_encoder
 from genius.errors import BadModel
 from genius.items import Modality
 
@@ -27,6 +27,16 @@ def test_the_embedding_is_the_normalised_sum() -> None:
     embedding = three().embedding()
     np.testing.assert_allclose(embedding, [[0.6, 0.8], [0, -1], [0.5**0.5, 0.5**0.5]], rtol=1e-6)
     assert embedding.dtype == np.float32
+
+
+def test_embeddings_of_many_are_those_of_each() -> None:
+    image, text = np.random.default_rng(0).standard_normal((2, 2 * ROWS + 3, 5)).astype(np.float32)
+    total = image.astype(np.float64) + text
+    expected = total / np.linalg.norm(total, axis=1, keepdims=True)
+    np.testing.assert_allclose(Vectors(image, text).embedding(), expected, atol=1e-6)
+    half = Vectors(image, text).embedding(np.float16)
+    assert half.dtype == np.float16
+    np.testing.assert_allclose(half, expected, atol=1e-3)
 
 
 def test_nothing_at_all_has_an_embedding_of_zeros_not_of_nan() -> None:

@@ -13,6 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from genius.errors import BadModel
+from genius.threads import over_blocks
+
+ROWS = 1024  # vectors that are worked on at once: few enough to stay in the cache
 
 __all__ = ["Encoder", "Prepared", "Vectors", "load_encoder", "pretrained_encoder"]
 
@@ -51,10 +54,16 @@ class Vectors:
         image, text = self.has_image, self.has_text
         return np.where(image & text, 2, np.where(text, 1, 0)).astype(np.uint8)
 
-    def embedding(self) -> np.ndarray:
-        """(n, d) float32: the normalised sum of image and text vector, phi of Eq. 2. Re-ranking compares these."""
-        total = self.image + self.text
-        return total / np.maximum(np.linalg.norm(total, axis=1, keepdims=True), 1e-12)
+    def embedding(self, dtype: type[np.floating] = np.float32) -> np.ndarray:
+        """(n, d) of this type: the normalised sum of image and text vector, phi of Eq. 2. Re-ranking compares these."""
+        found = np.empty(self.image.shape, dtype)
+
+        def work(block: slice) -> None:
+            total = self.image[block] + self.text[block]
+            found[block] = total / np.maximum(np.linalg.norm(total, axis=1, keepdims=True), 1e-12)
+
+        over_blocks(work, len(self), ROWS)
+        return found
 
     @staticmethod
     def concatenate(parts: Sequence["Vectors"]) -> "Vectors":

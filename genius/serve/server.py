@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import gc
 import json
 import logging
 import os
@@ -146,6 +147,8 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if not self._announced and self._ready():
             self._announced = True
+            gc.collect()
+            gc.freeze()  # what there is now stays; to look at it again and again would hold up searches
             self._announce()
         return await super().on_tick(counter)
 
