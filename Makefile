@@ -25,7 +25,7 @@ demo: .venv/.installed-demo
 # The tests' tensors are tiny: one thread is fastest, and gives the same last digits on every machine. Two files of tests
 # run side by side.
 test: lint browser
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

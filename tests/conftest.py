@@ -1,4 +1,4 @@
-"""What several test modules share: the frozen backbones, loaded once."""
+"""What several test modules share: the frozen backbones, loaded once. And which modules go first."""
 
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,13 @@ if TYPE_CHECKING:
     from genius.encoders.efficientnet import EfficientNetLite2
     from genius.encoders.mini import MiniEncoder
     from genius.encoders.minilm import MiniLM
+
+LONGEST = ("test_page", "test_index_crash", "test_whole_run", "test_train_run", "test_serve_corpus", "test_serve_fuzz")
+"""These begin first: files run side by side, and one that takes a minute at the end would run alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="session")
