@@ -171,7 +171,7 @@ class Search:
         self.max_items = 0 if max_items is None else max_items
         self.enough = self.max_items // OWN if engine.path else self.max_items  # items for a query to stop with
         self.tails = tails and max_items is None
-        self.live = np.arange(len(widths))
+        self.live: Ints  # set by `run`
         self.found: dict[int, Beams] = {}
         self.level = 1  # codes decided by the beams in front
         self.roots = trie.starts[: trie.start_bounds[1]].astype(np.int64)  # the first nodes: where they begin
