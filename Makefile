@@ -33,9 +33,8 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 
 # The page is tested in a real browser. Where none can be had, these tests are skipped and say so.
-BROWSER := chromium chromium-browser google-chrome google-chrome-stable
-browser:
-	@for name in $(BROWSER); do command -v $$name >/dev/null && exit 0; done; \
+browser: .venv/.installed-dev
+	@PYTHONPATH=tests $(BIN)/python -c 'import browser, sys; sys.exit(not browser.found())' && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing chromium, to test the page with."; \
 	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } \

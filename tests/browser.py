@@ -12,6 +12,7 @@ import base64
 import mimetypes
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 NO_BROWSER = (
     "There is no Chromium to show the page in. Get one with `apt install chromium` or `playwright install chromium`."
@@ -41,6 +42,12 @@ def find_browser(own: str) -> str | None:
     """own: where Playwright's own browser would be."""
     found = next(filter(None, map(shutil.which, NAMES)), own)
     return found if Path(found).exists() else None
+
+
+def found() -> bool:
+    """Whether there is a browser to show the page in."""
+    with sync_playwright() as playwright:
+        return find_browser(playwright.chromium.executable_path) is not None
 
 
 @contextmanager
@@ -80,14 +87,19 @@ def watched(browser: Browser, url: str, allowed: Sequence[str] = (), **options: 
     context.add_init_script(REPORT_VIOLATIONS)
     page.on("console", hear)
     page.on("pageerror", lambda error: problems.append(f"exception: {error.stack or error}"))
+    def missing() -> list[str]:
+        return [part for part in allowed if not any(part in problem for problem in problems)]
+
     try:
         yield page
+        patience = time.monotonic() + PATIENCE / 1000
+        while missing() and time.monotonic() < patience:  # what the page asked for last may not have come yet
+            page.wait_for_timeout(50)
     finally:
         context.close()
     unexpected = [problem for problem in problems if not any(part in problem for part in allowed)]
-    missing = [part for part in allowed if not any(part in problem for problem in problems)]
     assert not unexpected, "\n".join(unexpected)
-    assert not missing, f"the console was expected to say {missing}, but said {problems}"
+    assert not missing(), f"the console was expected to say {missing()}, but said {problems}"
 
 
 def dropped(page: Page, selector: str, files: Mapping[str, bytes]) -> None:
