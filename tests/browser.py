@@ -87,6 +87,7 @@ def watched(browser: Browser, url: str, allowed: Sequence[str] = (), **options: 
     context.add_init_script(REPORT_VIOLATIONS)
     page.on("console", hear)
     page.on("pageerror", lambda error: problems.append(f"exception: {error.stack or error}"))
+
     def missing() -> list[str]:
         return [part for part in allowed if not any(part in problem for problem in problems)]
 

@@ -1,5 +1,6 @@
 """What several test modules share: the frozen backbones, loaded once. And which modules go first."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,14 @@ LONGEST = ("test_page", "test_index_crash", "test_whole_run", "test_train_run", 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_worker_makes_way() -> Iterator[None]:
+    """Commands that lower their process's priority run within the tests' own, which would be slow from then on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.setpriority", lambda which, who, priority: None, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")
