@@ -22,10 +22,10 @@ demo: .venv/.installed-demo
 	@echo
 	@echo "The command genius is in $(BIN). Before you type it: source $(BIN)/activate"
 
-# The tests' tensors are tiny: one thread is fastest, and gives the same last digits on every machine. Two files of tests
-# run side by side.
+# The tests' tensors are tiny: one thread is fastest, and gives the same last digits on every machine. Three files of
+# tests run side by side: many of them wait for another process most of the time.
 test: lint browser
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
