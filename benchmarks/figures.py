@@ -17,6 +17,7 @@ from genius.errors import GeniusError
 
 METHODS = ("published", "flat", "hnsw", "ivfpq", "generate", "rerank", "fast", "encode")
 OURS = ("generate", "rerank", "fast")
+TARGETS = {"open": "", "given": ", target given", "int8": ", eight bits"}  # how our modes are asked, and called then
 PEER = {"paper": "published", "mini": "flat"}  # the one that the others are compared with
 DECODERS = {"paper": "Decoder of the paper's size", "mini": "`mini`"}
 NAMES = {
@@ -33,7 +34,7 @@ Key = tuple[str, int, int, int, str, str]
 
 @dataclass(frozen=True)
 class Row:
-    """One method on one collection. target: "given" or "open" for our modes, "" for the others.
+    """One method on one collection. target: one of TARGETS for our modes, "" for the others.
 
     found: the part of the ten nearest that it finds; limit: milliseconds a query of the matrix products alone.
     """
@@ -163,8 +164,9 @@ def ratios(figures: Figures, threads: int, batch: int) -> list[list[str]]:
     for items in figures.values("items", "paper"):
         published = row("paper", items, "published")
         for method in OURS:
-            ours = row("paper", items, method, "open")
-            found.append((f"published path / `{method}`, paper's size, {count(items)} IDs", published, ours))
+            for target in ("open", "int8"):
+                what = f"published path / {named(method, target)}, paper's size, {count(items)} IDs"
+                found.append((what, published, row("paper", items, method, target)))
     for decoder in DECODERS:
         sizes = figures.values("items", decoder)
         if len(sizes) > 1:
@@ -226,7 +228,7 @@ def limits(figures: Figures) -> Sheet:
         for items in figures.values("items", decoder)[-1:]:
             chosen = [row for row in figures.rows.values() if (row.decoder, row.items) == (decoder, items)]
             for row in sorted(chosen, key=lambda row: (row.threads, row.batch)):
-                if row.limit is None or row.gflop is None or row.target == "given":
+                if row.limit is None or row.gflop is None or row.target not in ("", "open"):
                     continue
                 rows.append(
                     [
@@ -270,12 +272,11 @@ def tries(figures: Figures) -> Sheet:
 
 
 def methods() -> list[tuple[str, str]]:
-    return [(method, target) for method in METHODS for target in (("open", "given") if method in OURS else ("",))]
+    return [(method, target) for method in METHODS for target in (TARGETS if method in OURS else ("",))]
 
 
 def named(method: str, target: str) -> str:
-    name = NAMES.get(method, f"`{method}`")
-    return f"{name}, target given" if target == "given" else name
+    return NAMES.get(method, f"`{method}`") + TARGETS.get(target, "")
 
 
 def peer(decoder: str) -> str:

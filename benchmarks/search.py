@@ -14,14 +14,16 @@ is found; bytes an item; seconds to build; and, beside our modes, the physical l
   as our IDs take; against the published path with the layers of `mini`; and against encoding a text query.
   RUN is a run of `genius evaluate`, which lends its vectors; without one, sentences are encoded.
 
-Methods take turns, several times each, and the best time counts. Our modes are measured twice: with the target modality
-open and given. Figures go to OUT/search.json whenever a group of methods has been compared, and what is there is not
-measured again; the plot is OUT/search.png. All of it takes hours, most of them in the published path and in building
-HNSW; a graph that would take longer than a quarter of an hour, going by a smaller one, is left out. Run it on an idle
-machine: rows during which this process had less than nine tenths of a core are marked.
+Methods take turns, several times each, and the best time counts. Our modes are measured three times: with the target
+modality open and given, and open with decoder weights of eight bits. Figures go to OUT/search.json whenever a group of
+methods has been compared, and what is there is not measured again; the plot is OUT/search.png. All of it takes hours,
+most of them in the published path and in building HNSW; a graph that would take longer than a quarter of an hour, going
+by a smaller one, is left out. Run it on an idle machine: rows during which this process had less than nine tenths of a
+core are marked.
 """
 
 import argparse
+import copy
 import platform
 import time
 from collections import Counter
@@ -32,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import scale
 import torch
-from figures import OURS, Figures, Row, TrieRow, plot, sheets, write_page
+from figures import OURS, TARGETS, Figures, Row, TrieRow, plot, sheets, write_page
 from flops import Machine, Products
 from flops import flops as count_flops
 from flops import ours as our_products
@@ -80,7 +82,6 @@ class Settings:
     effort: Effort
     vectors: Path
     longest_build: float = LONGEST_BUILD
-    int8: bool = False
 
 
 def main() -> None:
@@ -95,7 +96,6 @@ def main() -> None:
     parser.add_argument(
         "--longest-build", type=float, default=LONGEST_BUILD, help="seconds that a graph of HNSW may take to build"
     )
-    parser.add_argument("--int8", action="store_true", help="decoder weights of eight bits; in an OUT of its own")
     parser.add_argument("--page", type=Path, help="measure nothing; write OUT/search.json into this page")
     arguments = parser.parse_args()
     console = Console()
@@ -107,7 +107,7 @@ def main() -> None:
             threads, batches = (numbers(getattr(arguments, name), name) for name in ("threads", "batches"))
             effort = QUICK if arguments.quick else FULL
             vectors = arguments.vectors or arguments.out
-            settings = Settings(sizes, threads, batches, effort, vectors, arguments.longest_build, arguments.int8)
+            settings = Settings(sizes, threads, batches, effort, vectors, arguments.longest_build)
             measure(figures, chosen_decoders(arguments.decoders), settings, console)
         finish(figures, arguments.page, console)
     except GeniusError as error:
@@ -260,7 +260,7 @@ class Comparison:
         return [(threads, batch) for threads in self.settings.threads for batch in self.settings.batches]
 
     def methods(self, size: int, batch: int) -> list[tuple[str, str]]:
-        return [("published", ""), *((mode, target) for mode in OURS for target in ("open", "given"))]
+        return [("published", ""), *((mode, target) for mode in OURS for target in TARGETS)]
 
     def missing(self, size: int, threads: int, batch: int) -> set[tuple[str, str]]:
         rows = self.figures.rows
@@ -285,12 +285,15 @@ class Comparison:
 
     def use_model(self, model: Genius, size: int) -> None:
         material = self.material
-        self.model, model.int8 = model, self.settings.int8
+        self.model = model
         Trie(material.codes[:K])  # what is compiled or loaded at the first use is not counted
         start = time.perf_counter()
         trie = Trie(material.codes[:size])
         self.trie_seconds = time.perf_counter() - start
         self.searcher = Searcher(model, material.codes[:size], material.embeddings[:size])
+        self.rounded = copy.copy(self.searcher)
+        self.rounded.model = material.make_model()
+        self.rounded.model.int8 = True
         if (self.name, size) not in self.figures.tries:
             built = TrieRow(self.name, size, self.trie_seconds, trie.nbytes / size, packed_bytes(model.sizes))
             self.figures.add(tries=[built])
@@ -306,19 +309,19 @@ class Comparison:
     ) -> dict[tuple[str, str], Contender]:
         effort, material = self.settings.effort, self.material
         found = {}
-        for method, target in sorted(wanted & {(mode, target) for mode in OURS for target in ("open", "given")}):
-            search = self.our_search(method, target == "given")
+        for method, target in sorted(wanted & {(mode, target) for mode in OURS for target in TARGETS}):
+            search = self.our_search(method, target)
             found[method, target] = Contender(in_batches(search, queries, batch), effort.rounds)
         if ("published", "") in wanted:
             run = in_batches(lambda part: self.published.search(material.fused[part], BEAM), queries, batch)
             found["published", ""] = Contender(run, effort.published_rounds if batch == 1 else 1)
         return found
 
-    def our_search(self, mode: str, given: bool) -> Callable[[slice], np.ndarray]:
-        material, searcher = self.material, self.searcher
+    def our_search(self, mode: str, target: str) -> Callable[[slice], np.ndarray]:
+        material, searcher = self.material, self.rounded if target == "int8" else self.searcher
 
         def search(part: slice) -> np.ndarray:
-            wanted = material.modality[part] if given else None
+            wanted = material.modality[part] if target == "given" else None
             return searcher.search(
                 material.fused[part], material.asked[part], wanted, k=K, mode=mode, beam=BEAM, budget=BUDGET
             ).rows
@@ -490,7 +493,7 @@ class MiniComparison(Comparison):
         _, bytes_per_item, build_seconds = super().worth(method, target)
         if method not in OURS:
             return None, bytes_per_item, build_seconds
-        rows = self.our_search(method, target == "given")(slice(None))
+        rows = self.our_search(method, target)(slice(None))
         return scale.shared(rows, self.truth), bytes_per_item, build_seconds
 
 

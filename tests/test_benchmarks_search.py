@@ -196,9 +196,9 @@ def test_what_is_measured_is_not_measured_again(
     first = Figures.read(path)
     assert {(row.method, row.target) for row in first.rows.values()} == {
         ("published", ""),
-        *((mode, target) for mode in ("generate", "rerank", "fast") for target in ("open", "given")),
+        *((mode, target) for mode in ("generate", "rerank", "fast") for target in ("open", "given", "int8")),
     }
-    assert len(first.rows) == 14
+    assert len(first.rows) == 20
     assert all(row.milliseconds > 0 and row.limit and row.gflop for row in first.rows.values())
     assert first.tries["paper", 50].bytes_per_item > 0
 
