@@ -24,7 +24,7 @@ from genius.graphs import Graph, Inputs, Shape, session
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-TINY = 1e-12  # what is smaller counts as this where a row is rounded
+STEPS = 90  # of weights of eight bits, and of bytes to either side of zero: two products of 180 and 90 fit into 16 bits
 
 
 class Engine:
@@ -43,9 +43,7 @@ class Engine:
         self.row_bounds = np.append(decoder.starts.cpu().numpy(), self.config.vocabulary)  # of the levels, in the table
         self.bias = array(decoder.causal_bias(decoder.levels))
         parts = [f"{part}{layer}" for layer in range(self.config.layers) for part in ("keys", "values")]
-        self.prefix_names, self.wide_names, self.seen_names = (
-            [f"{kind}_{name}" for name in parts] for kind in ("prefix", "wide", "seen")
-        )
+        self.prefix_names, self.seen_names = [f"prefix_{name}" for name in parts], [f"seen_{name}" for name in parts]
         self._heads: dict[int, onnxruntime.InferenceSession] = {}
 
     @property
@@ -69,8 +67,8 @@ class Engine:
         Returns m + 1 log-probabilities: of level 0, ..., m, each (q, w, sizes[level]) and given the codes before it.
         """
         _, beams, given = codes.shape
-        tokens = np.zeros((given + 1, *codes.shape[:2]), np.int64)  # the first one is the start of every ID
-        tokens[1:] = by_token(codes + self.row_bounds[:given])
+        tokens = np.zeros((given + 1, beams, len(z)), np.int64)  # the first one is the start of every ID
+        tokens[1:] = (codes + self.row_bounds[:given]).T
         tokens = tokens[: self.written]
         inputs = {"z": z, "tokens": tokens, "bias": self._bias(0, len(tokens))}
         remembered = self.prefix_names + self.seen_names if len(tokens) < self.written else []
@@ -117,14 +115,11 @@ class Engine:
         return total
 
     def _advance(self, state: "State", tokens: Ints, parents: Ints) -> Floats:
-        """Feed every beam its next tokens and remember them. tokens: (q, w, m) -> (m, q, w, d_model)."""
+        """Feed every beam its next tokens and remember them. tokens: (q, w, m) -> (m, w, q, d_model)."""
         queries, beams, new = tokens.shape
-        if not state.widened:
-            state.prefix = self._widening.run(None, dict(zip(self.prefix_names, state.prefix, strict=True)))
-            state.widened = True
-        rows = (np.arange(queries)[:, None] * state.beams + parents).ravel()
-        inputs = {"tokens": by_token(tokens), "rows": rows, "bias": self._bias(len(state.seen[0]), new)}
-        inputs |= zip(self.wide_names, state.prefix, strict=True)
+        rows = (parents.T * queries + np.arange(queries)).ravel()
+        inputs = {"tokens": np.ascontiguousarray(tokens.T), "rows": rows, "bias": self._bias(len(state.seen[0]), new)}
+        inputs |= zip(self.prefix_names, state.prefix, strict=True)
         inputs |= zip(self.seen_names, state.seen, strict=True)
         hidden, *state.seen = self._continuing.run(["hidden", *(f"new_{name}" for name in self.seen_names)], inputs)
         state.beams, state.length = beams, state.length + new
@@ -138,8 +133,8 @@ class Engine:
         return np.broadcast_to(log_probs, (len(log_probs), beams, log_probs.shape[-1]))
 
     def _log_probs(self, state: "State", hidden: Floats, level: int) -> Floats:
-        """hidden: (q, w, d_model) -> (q, w, sizes[level])"""
-        inputs = {"hidden": hidden}
+        """hidden: (w, q, d_model) -> (q, w, sizes[level])"""
+        inputs = {"hidden": np.ascontiguousarray(hidden.swapaxes(0, 1))}
         if self.config.skip:
             inputs["direct"] = state.direct[..., self._scored(level)]
         (log_probs,) = self._head(level).run(None, inputs)
@@ -160,22 +155,13 @@ class Engine:
         self._write_layers(g, past=False)
         inputs: Inputs = {
             "z": (np.float32, ["q", c.dim]),
-            "tokens": (np.int64, ["m", "q", "w"]),
+            "tokens": (np.int64, ["m", "w", "q"]),
             "bias": (np.float32, [c.heads, "m", "m"]),
         }
-        shapes: dict[str, Shape] = {name: ["q", c.heads, c.prefix, c.d_kv] for name in self.prefix_names}
+        shapes: dict[str, Shape] = {name: [c.prefix, "q", c.heads, c.d_kv] for name in self.prefix_names}
         shapes |= {name: ["m", "r", c.heads, c.d_kv] for name in self.seen_names}
-        shapes |= {"hidden": ["m", "q", "w", c.d_model], "direct": ["q", 1, None], "left": ["q", None]}
+        shapes |= {"hidden": ["m", "w", "q", c.d_model], "direct": ["q", 1, None], "left": ["q", None]}
         return session(g.model(inputs, shapes), self.threads)
-
-    @cached_property
-    def _widening(self) -> onnxruntime.InferenceSession:
-        """Keys and values of the prefix -> the same, made ready for many beams."""
-        g, c = Graph(), self.config
-        self._write_wide(g)
-        inputs: Inputs = {name: (np.float32, ["q", c.heads, c.prefix, c.d_kv]) for name in self.prefix_names}
-        wide: Shape = ["q", c.heads * c.prefix, c.d_model]
-        return session(g.model(inputs, dict.fromkeys(self.wide_names, wide)), self.threads)
 
     @cached_property
     def _continuing(self) -> onnxruntime.InferenceSession:
@@ -183,13 +169,13 @@ class Engine:
         g, c = Graph(), self.config
         self._write_layers(g, past=True)
         inputs: Inputs = {
-            "tokens": (np.int64, ["m", "q", "w"]),
+            "tokens": (np.int64, ["m", "w", "q"]),
             "rows": (np.int64, ["r"]),
             "bias": (np.float32, [c.heads, "m", "t"]),
         }
-        inputs |= {name: (np.float32, ["q", c.heads * c.prefix, c.d_model]) for name in self.wide_names}
+        inputs |= {name: (np.float32, [c.prefix, "q", c.heads, c.d_kv]) for name in self.prefix_names}
         inputs |= {name: (np.float32, ["s", "b", c.heads, c.d_kv]) for name in self.seen_names}
-        shapes: dict[str, Shape] = {"hidden": ["m", "q", "w", c.d_model]}
+        shapes: dict[str, Shape] = {"hidden": ["m", "w", "q", c.d_model]}
         shapes |= {f"new_{name}": ["t", "r", c.heads, c.d_kv] for name in self.seen_names}
         return session(g.model(inputs, shapes), self.threads)
 
@@ -216,26 +202,12 @@ class Engine:
         c, x = self.config, "z"
         for module in self.decoder.prefix_network:
             x = self._linear(g, x, module) if isinstance(module, nn.Linear) else g.node("Relu", x)
+        x = g.transpose(g.reshape(x, -1, c.prefix, c.d_model), 1, 0, 2)
         x = norm(g, g.reshape(x, -1, c.d_model), self.decoder.prefix_norm)
+        shape = g.constant([c.prefix, -1, c.heads, c.d_kv])
         for layer, block in enumerate(self.decoder.blocks):
             for name, part in zip(("keys", "values"), self._products(g, x, block.cross_kv.weight.chunk(2)), strict=True):
-                by_head = g.reshape(part, -1, c.prefix, c.heads, c.d_kv)
-                g.node("Transpose", by_head, perm=[0, 2, 1, 3], output=f"prefix_{name}{layer}")
-
-    def _write_wide(self, g: Graph) -> None:
-        """Keys and values of the prefix, times what comes before and after them: queries and the output's weights.
-
-        Attention to the prefix is then two products for all heads together. They are less work than the four of
-        `_attend_prefix` as soon as a query has a few dozen rows, if the prefix is shorter than d_kv.
-        """
-        c = self.config
-        for layer, block in enumerate(self.decoder.blocks):
-            queries, out = array(block.cross_q.weight), array(block.cross_out.weight).T  # (heads * d_kv, d_model)
-            for name, weight in (("keys", queries), ("values", out)):
-                by_head = g.constant(weight.reshape(c.heads, c.d_kv, c.d_model))
-                wide = g.node("MatMul", f"prefix_{name}{layer}", by_head)  # (q, heads, prefix, d_model)
-                shape = g.constant(np.array([0, c.heads * c.prefix, c.d_model]))
-                g.node("Reshape", wide, shape, output=f"wide_{name}{layer}")
+                g.node("Reshape", part, shape, output=f"prefix_{name}{layer}")
 
     def _write_path(self, g: Graph) -> None:
         """z -> direct (q, 1, vocabulary), and left (q, codes of the free levels); both empty without a linear path."""
@@ -258,15 +230,18 @@ class Engine:
             g.node("Identity", free, output="left")
 
     def _write_layers(self, g: Graph, past: bool) -> None:
-        """The decoder's blocks. x: (m * q * w, d_model), the first token of all beams, then the second, ..."""
+        """The decoder's blocks. x: (m * w * q, d_model): queries within beams within tokens, so that heads and queries
+        can be attended with as they lie, without copies."""
         c = self.config
         shape = g.node("Shape", "tokens")
-        by_head = g.node("Concat", g.slice(shape, 0, 1, axis=0), g.constant([-1, c.heads, c.d_kv]), axis=0)
-        by_query = g.node("Concat", shape, g.constant([-1]), axis=0)
+        by_token = g.node("Concat", g.slice(shape, 0, 1, axis=0), g.constant([-1, c.heads, c.d_kv]), axis=0)
+        by_query = g.node(
+            "Concat", g.constant([-1]), g.slice(shape, 2, 3, axis=0), g.constant([c.heads, c.d_kv]), axis=0
+        )
         x = g.reshape(g.node("Gather", g.constant(array(self.decoder.table)), "tokens"), -1, c.d_model)
         for layer, block in enumerate(self.decoder.blocks):
             parts = self._products(g, norm(g, x, block.self_norm), block.self_qkv.weight.chunk(3))
-            q, *now = (g.node("Reshape", part, by_head) for part in parts)  # (m, q * w, heads, d_kv)
+            q, *now = (g.node("Reshape", part, by_token) for part in parts)
             names = (f"seen_keys{layer}", f"seen_values{layer}")
             if past:
                 before = [g.node("Gather", name, "rows", axis=1) for name in names]
@@ -274,35 +249,20 @@ class Engine:
                 seen = [g.node("Concat", b, n, axis=0, output=f"new_{name}") for name, b, n in pairs]
             else:
                 seen = [g.node("Identity", n, output=name) for name, n in zip(names, now, strict=True)]
-            x = g.node("Add", x, self._attend(g, q, *seen, block.self_out))
-            y = norm(g, x, block.cross_norm)
-            x = g.node("Add", x, (self._attend_wide if past else self._attend_prefix)(g, y, by_query, layer))
+            x = g.node("Add", x, self._linear(g, self._attend(g, q, *seen, "bias"), block.self_out))
+            q = g.node("Reshape", self._linear(g, norm(g, x, block.cross_norm), block.cross_q), by_query)
+            found = self._attend(g, q, f"prefix_keys{layer}", f"prefix_values{layer}")
+            x = g.node("Add", x, self._linear(g, found, block.cross_out))
             x = g.node("Add", x, self._feed_forward(g, norm(g, x, block.ff_norm), block))
-        g.node("Reshape", norm(g, x, self.decoder.final_norm), by_query, output="hidden")
+        whole = g.node("Concat", shape, g.constant([-1]), axis=0)
+        g.node("Reshape", norm(g, x, self.decoder.final_norm), whole, output="hidden")
 
-    def _attend(self, g: Graph, q: str, keys: str, values: str, out: nn.Linear) -> str:
-        """To the tokens before. q: (m, rows, heads, d_kv); keys, values: (t, rows, heads, d_kv)."""
+    def _attend(self, g: Graph, q: str, keys: str, values: str, bias: str | None = None) -> str:
+        """q: (m, r, heads, d_kv); keys, values: (t, r, heads, d_kv) -> (m * r, heads * d_kv)"""
         weights = g.node("MatMul", g.transpose(q, 1, 2, 0, 3), g.transpose(keys, 1, 2, 3, 0))
-        weights = g.node("Softmax", g.node("Add", weights, "bias"), axis=-1)
-        found = g.node("MatMul", weights, g.transpose(values, 1, 2, 0, 3))  # (rows, heads, m, d_kv)
-        return self._linear(g, g.reshape(g.transpose(found, 2, 0, 1, 3), -1, out.in_features), out)
-
-    def _attend_prefix(self, g: Graph, x: str, by_query: str, layer: int) -> str:
-        c, block = self.config, self.decoder.blocks[layer]
-        q = g.node("Reshape", self._linear(g, x, block.cross_q), by_query)
-        q = g.transpose(g.reshape(q, 0, 0, 0, c.heads, c.d_kv), 0, 1, 3, 2, 4)  # (m, q, heads, w, d_kv)
-        weights = g.node("MatMul", q, g.transpose(f"prefix_keys{layer}", 0, 1, 3, 2))
-        found = g.node("MatMul", g.node("Softmax", weights, axis=-1), f"prefix_values{layer}")
-        found = g.reshape(g.transpose(found, 0, 1, 3, 2, 4), -1, c.heads * c.d_kv)
-        return self._linear(g, found, block.cross_out)
-
-    def _attend_wide(self, g: Graph, x: str, by_query: str, layer: int) -> str:
-        """The same by `_write_wide`, for many beams."""
-        c = self.config
-        weights = g.node("MatMul", g.node("Reshape", x, by_query), g.transpose(f"wide_keys{layer}", 0, 2, 1))
-        weights = g.node("Softmax", g.reshape(weights, 0, 0, -1, c.prefix), axis=-1)
-        weights = g.reshape(weights, 0, 0, -1, c.heads * c.prefix)
-        return g.reshape(g.node("MatMul", weights, f"wide_values{layer}"), -1, c.d_model)
+        weights = g.node("Softmax", g.node("Add", weights, bias) if bias else weights, axis=-1)
+        found = g.node("MatMul", weights, g.transpose(values, 1, 2, 0, 3))  # (r, heads, m, d_kv)
+        return g.reshape(g.transpose(found, 2, 0, 1, 3), -1, self.config.heads * self.config.d_kv)
 
     def _feed_forward(self, g: Graph, x: str, block: Block) -> str:
         if not self.int8:
@@ -332,11 +292,11 @@ class Engine:
 class State:
     """Where a search by `Engine.open`, `step` and `tail` stands.
 
-    prefix: the queries' keys and values, layer by layer, each (q, heads, N, d_kv) or, if `widened`,
-      (q, heads * N, d_model). Like `seen`, empty where the layers have no more to say.
+    prefix: the queries' keys and values, layer by layer, each (N, q, heads, d_kv). Like `seen`, empty where the layers
+      have no more to say.
     direct: (q, 1, vocabulary) what the linear path adds to the logits; no numbers at all if there is no path.
     left: (q, codes of the free levels) their log-probabilities.
-    seen: keys and values of the tokens so far, layer by layer, each (tokens, q * beams, heads, d_kv).
+    seen: keys and values of the tokens so far, layer by layer, each (tokens, beams * q, heads, d_kv).
     length: the level that was scored last, plus one.
     """
 
@@ -346,25 +306,18 @@ class State:
     seen: list[Floats]
     beams: int
     length: int
-    widened: bool = False
 
     def select(self, queries: Ints) -> "State":
         """The state of some of the queries only. queries: (s,) their numbers."""
-        rows = (queries[:, None] * self.beams + np.arange(self.beams)).ravel()
+        rows = (np.arange(self.beams)[:, None] * len(self.direct) + queries).ravel()
         return State(
-            [values[queries] for values in self.prefix],
+            [values[:, queries] for values in self.prefix],
             self.direct[queries],
             self.left[queries],
             [values[:, rows] for values in self.seen],
             self.beams,
             self.length,
-            self.widened,
         )
-
-
-def by_token(values: Ints) -> Ints:
-    """(q, w, m) -> (m, q, w)"""
-    return np.ascontiguousarray(np.moveaxis(values, -1, 0))
 
 
 def array(weight: Tensor) -> Floats:
@@ -380,8 +333,7 @@ def product(g: Graph, x: str, weight: Tensor) -> str:
 class Rounded(NamedTuple):
     """Numbers as bytes: values (rows, n), of which `zero` stands for 0 and which are `steps` (rows, 1) apart.
 
-    Each row has its own step, so that it does not depend on the rows beside it. Bytes are 127 at most, as weights are:
-    processors that add products in pairs (AVX2) have 16 bits for the sum.
+    Each row has its own step, so that it does not depend on the rows beside it.
     """
 
     values: str
@@ -391,27 +343,26 @@ class Rounded(NamedTuple):
 
 def rounded(g: Graph, x: str) -> Rounded:
     """x: (rows, n)"""
-    steps = _steps(g, g.node("Abs", x), 63)
-    zeros = g.node("Expand", g.constant(np.array([64], np.uint8)), g.node("Shape", flat := g.reshape(steps, -1)))
-    return Rounded(g.node("QuantizeLinear", x, flat, zeros, axis=0), g.constant(np.uint8(64)), steps)
+    steps = _steps(g, g.node("ReduceMax", g.node("Abs", x), axes=[1], keepdims=0), STEPS)
+    zeros = g.node("Expand", g.constant(np.array([STEPS], np.uint8)), g.node("Shape", steps))
+    return Rounded(g.node("QuantizeLinear", x, steps, zeros, axis=0), g.constant(np.uint8(STEPS)), g.unsqueeze(steps, 1))
 
 
 def rounded_positive(g: Graph, x: str) -> Rounded:
     """As `rounded`, of Relu(x): bytes stop at 0."""
-    steps = _steps(g, x, 127)
-    return Rounded(g.node("QuantizeLinear", x, g.reshape(steps, -1), axis=0), g.constant(np.uint8(0)), steps)
+    steps = _steps(g, g.node("Relu", g.node("ReduceMax", x, axes=[1], keepdims=0)), 2 * STEPS)
+    return Rounded(g.node("QuantizeLinear", x, steps, axis=0), g.constant(np.uint8(0)), g.unsqueeze(steps, 1))
 
 
-def _steps(g: Graph, x: str, most: int) -> str:
-    """(rows, 1): as large as the largest number of each row needs."""
-    largest = g.node("Max", g.node("ReduceMax", x, axes=[1], keepdims=1), g.constant(np.float32(TINY)))
+def _steps(g: Graph, largest: str, most: int) -> str:
+    """(rows,) A row of zeros has steps of 0: whatever its bytes are then, its products are 0."""
     return g.node("Mul", largest, g.constant(np.float32(1 / most)))
 
 
 def byte_product(g: Graph, x: Rounded, weight: Tensor) -> str:
     """As `product`, with one scale for each output; in steps of x."""
     values = array(weight).T
-    scale = np.maximum(np.abs(values).max(axis=0), TINY) / 127
+    scale = np.maximum(np.abs(values).max(axis=0), 1e-12) / STEPS
     bytes_, scales = g.constant(np.round(values / scale).astype(np.int8)), g.constant(scale.astype(np.float32))
     one = g.constant(np.float32(1))
     return g.node("MatMulIntegerToFloat", x.values, bytes_, one, scales, x.zero, domain="com.microsoft")
