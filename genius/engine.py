@@ -31,8 +31,8 @@ class Engine:
     """A decoder's weights, copied, and the networks that search with them.
 
     threads: how many cores it may use; as many as torch, if not given.
-    int8: the layers' weights are rounded to eight bits and their inputs with them: about twice as fast, nearly the same
-      answers. Inputs are rounded together, so that a query's scores depend a little on the queries beside it.
+    int8: the layers' weights are rounded to eight bits and their inputs with them, row by row: nearly twice as fast,
+      nearly the same answers.
     """
 
     def __init__(self, decoder: Decoder, threads: int | None = None, int8: bool = False) -> None:
@@ -206,8 +206,9 @@ class Engine:
         x = norm(g, g.reshape(x, -1, c.d_model), self.decoder.prefix_norm)
         shape = g.constant([c.prefix, -1, c.heads, c.d_kv])
         for layer, block in enumerate(self.decoder.blocks):
-            for name, part in zip(("keys", "values"), self._products(g, x, block.cross_kv.weight.chunk(2)), strict=True):
-                g.node("Reshape", part, shape, output=f"prefix_{name}{layer}")
+            keys, values = self._products(g, x, block.cross_kv.weight.chunk(2))
+            g.node("Reshape", keys, shape, output=f"prefix_keys{layer}")
+            g.node("Reshape", values, shape, output=f"prefix_values{layer}")
 
     def _write_path(self, g: Graph) -> None:
         """z -> direct (q, 1, vocabulary), and left (q, codes of the free levels); both empty without a linear path."""
@@ -230,8 +231,11 @@ class Engine:
             g.node("Identity", free, output="left")
 
     def _write_layers(self, g: Graph, past: bool) -> None:
-        """The decoder's blocks. x: (m * w * q, d_model): queries within beams within tokens, so that heads and queries
-        can be attended with as they lie, without copies."""
+        """The decoder's blocks.
+
+        x: (m * w * q, d_model), queries within beams within tokens: every product of attention then finds its matrices
+        as they lie (ONNX Runtime joins transpositions with the products behind them).
+        """
         c = self.config
         shape = g.node("Shape", "tokens")
         by_token = g.node("Concat", g.slice(shape, 0, 1, axis=0), g.constant([-1, c.heads, c.d_kv]), axis=0)
@@ -249,7 +253,8 @@ class Engine:
                 seen = [g.node("Concat", b, n, axis=0, output=f"new_{name}") for name, b, n in pairs]
             else:
                 seen = [g.node("Identity", n, output=name) for name, n in zip(names, now, strict=True)]
-            x = g.node("Add", x, self._linear(g, self._attend(g, q, *seen, "bias"), block.self_out))
+            found = self._attend(g, q, seen[0], seen[1], "bias")
+            x = g.node("Add", x, self._linear(g, found, block.self_out))
             q = g.node("Reshape", self._linear(g, norm(g, x, block.cross_norm), block.cross_q), by_query)
             found = self._attend(g, q, f"prefix_keys{layer}", f"prefix_values{layer}")
             x = g.node("Add", x, self._linear(g, found, block.cross_out))
@@ -267,9 +272,9 @@ class Engine:
     def _feed_forward(self, g: Graph, x: str, block: Block) -> str:
         if not self.int8:
             return product(g, g.node("Relu", product(g, x, block.ff_in.weight)), block.ff_out.weight)
-        bytes_ = rounded(g, x)
-        wide = rounded_positive(g, byte_product(g, bytes_, block.ff_in.weight))  # in steps of x, which are not negative
-        steps = g.node("Mul", bytes_.steps, wide.steps)
+        narrow = rounded(g, x)
+        wide = rounded_positive(g, byte_product(g, narrow, block.ff_in.weight))  # in steps of `narrow`
+        steps = g.node("Mul", narrow.steps, wide.steps)
         return g.node("Mul", byte_product(g, wide, block.ff_out.weight), steps)
 
     def _linear(self, g: Graph, x: str, module: nn.Linear) -> str:
@@ -284,8 +289,8 @@ class Engine:
         """x: (rows, inputs), with several weights."""
         if not self.int8:
             return [product(g, x, weight) for weight in weights]
-        bytes_ = rounded(g, x)
-        return [g.node("Mul", byte_product(g, bytes_, weight), bytes_.steps) for weight in weights]
+        rows = rounded(g, x)
+        return [g.node("Mul", byte_product(g, rows, weight), rows.steps) for weight in weights]
 
 
 @dataclass
@@ -343,15 +348,16 @@ class Rounded(NamedTuple):
 
 def rounded(g: Graph, x: str) -> Rounded:
     """x: (rows, n)"""
-    steps = _steps(g, g.node("ReduceMax", g.node("Abs", x), axes=[1], keepdims=0), STEPS)
-    zeros = g.node("Expand", g.constant(np.array([STEPS], np.uint8)), g.node("Shape", steps))
-    return Rounded(g.node("QuantizeLinear", x, steps, zeros, axis=0), g.constant(np.uint8(STEPS)), g.unsqueeze(steps, 1))
+    zero, steps = np.uint8(STEPS), _steps(g, g.node("ReduceMax", g.node("Abs", x), axes=[1], keepdims=0), STEPS)
+    zeros = g.node("Expand", g.constant([zero]), g.node("Shape", steps))
+    return Rounded(g.node("QuantizeLinear", x, steps, zeros, axis=0), g.constant(zero), g.unsqueeze(steps, 1))
 
 
 def rounded_positive(g: Graph, x: str) -> Rounded:
     """As `rounded`, of Relu(x): bytes stop at 0."""
-    steps = _steps(g, g.node("Relu", g.node("ReduceMax", x, axes=[1], keepdims=0)), 2 * STEPS)
-    return Rounded(g.node("QuantizeLinear", x, steps, axis=0), g.constant(np.uint8(0)), g.unsqueeze(steps, 1))
+    zero, largest = np.uint8(0), g.node("ReduceMax", x, axes=[1], keepdims=0)
+    steps = _steps(g, g.node("Relu", largest), 2 * STEPS)
+    return Rounded(g.node("QuantizeLinear", x, steps, axis=0), g.constant(zero), g.unsqueeze(steps, 1))
 
 
 def _steps(g: Graph, largest: str, most: int) -> str:

@@ -161,7 +161,8 @@ class DecoderGraphs(Engine):
         """codes, parents (q, w), and what the call before gave -> log_probs (q, w, codes of the level), new_seen_*."""
         g, c = StandardGraph(), self.config
         one = g.constant(np.array([1]))
-        level = g.slice(g.node("Shape", "seen_keys0"), 0, 1, axis=0)  # the start of the ID, and the codes before: as many as levels are scored
+        # The start of the ID, and the codes before: as many as levels are scored
+        level = g.slice(g.node("Shape", "seen_keys0"), 0, 1, axis=0)
         bounds = g.constant(self.row_bounds)
         start, stop = g.node("Gather", bounds, level), g.node("Gather", bounds, g.node("Add", level, one))
         first = g.node("Gather", bounds, g.node("Sub", level, one))  # row of the last level's code 0
