@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 OWN = 4  # where the rest is filled by codes, beams end with one in so many of the items that may come out
-ROWS_AT_ONCE = 512  # beams decoded together: enough for full speed, few enough to stay in the processor's cache
+ROWS_AT_ONCE = 512  # tokens decoded together: enough for full speed, few enough to stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def beam_search(
     wanted = np.broadcast_to(np.asarray(-1 if modality is None else modality, dtype=np.int64), len(vectors))
     check(engine, trie, vectors, widths)
     found: list[Beams] = []
-    for part in chunks(widths):
+    tokens = max(1, engine.written // 2) if tails and max_items is None else 1  # of a beam at once; a tail has more
+    for part in chunks(widths * tokens):
         search = Search(engine, trie, widths[part], wanted[part], max_items, tails, doubt)
         found += search.run(vectors[part])
     return found
@@ -102,11 +103,11 @@ def check(engine: Engine, trie: Trie, z: NDArray[np.float32], widths: Ints) -> N
         raise GeniusError(f"The beam width is {widths.min()}; it must be at least 1.")
 
 
-def chunks(widths: Ints) -> Iterator[slice]:
-    """Consecutive queries that have about ROWS_AT_ONCE beams together."""
+def chunks(rows: Ints) -> Iterator[slice]:
+    """Consecutive queries that have about ROWS_AT_ONCE rows together."""
     start = 0
-    while start < len(widths):
-        queries = max(1, ROWS_AT_ONCE // int(widths[start:].max()))
+    while start < len(rows):
+        queries = max(1, ROWS_AT_ONCE // int(rows[start:].max()))
         yield slice(start, start + queries)
         start += queries
 

@@ -6,8 +6,10 @@ Knows nothing of items, tries or beams: q queries with w codes each go in, log-p
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -15,20 +17,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from genius.decoder import Decoder, RMSNorm
+from genius.decoder import Block, Decoder, RMSNorm
 from genius.errors import GeniusError
 from genius.graphs import Graph, Inputs, Shape, session
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
+STEPS = 90  # of weights of eight bits, and of bytes to either side of zero: two products of 180 and 90 fit into 16 bits
+
 
 class Engine:
     """A decoder's weights, copied, and the networks that search with them.
 
     threads: how many cores it may use; as many as torch, if not given.
-    int8: the layers' weights are rounded to eight bits and their inputs with them: about twice as fast, nearly the same
-      answers. Inputs are rounded together, so that a query's scores depend a little on the queries beside it.
+    int8: the layers' weights are rounded to eight bits and their inputs with them, row by row: nearly twice as fast,
+      nearly the same answers.
     """
 
     def __init__(self, decoder: Decoder, threads: int | None = None, int8: bool = False) -> None:
@@ -63,15 +67,15 @@ class Engine:
         Returns m + 1 log-probabilities: of level 0, ..., m, each (q, w, sizes[level]) and given the codes before it.
         """
         _, beams, given = codes.shape
-        tokens = np.zeros((*codes.shape[:2], given + 1), np.int64)  # the first one is the start of every ID
-        tokens[..., 1:] = codes + self.row_bounds[:given]
-        tokens = tokens[..., : self.written]
-        inputs = {"z": z, "tokens": tokens, "bias": self._bias(0, tokens.shape[-1])}
-        remembered = self.prefix_names + self.seen_names if tokens.shape[-1] < self.written else []
+        tokens = np.zeros((given + 1, beams, len(z)), np.int64)  # the first one is the start of every ID
+        tokens[1:] = (codes + self.row_bounds[:given]).T
+        tokens = tokens[: self.written]
+        inputs = {"z": z, "tokens": tokens, "bias": self._bias(0, len(tokens))}
+        remembered = self.prefix_names + self.seen_names if len(tokens) < self.written else []
         hidden, direct, left, *rest = self._opening.run(["hidden", "direct", "left", *remembered], inputs)
         prefix, seen = rest[: len(self.prefix_names)], rest[len(self.prefix_names) :]
         state = State(prefix, direct, left, seen, beams, given + 1)
-        written = [self._log_probs(state, hidden[:, :, level], level) for level in range(hidden.shape[2])]
+        written = [self._log_probs(state, of_level, level) for level, of_level in enumerate(hidden)]
         return state, written + [self._spread(state, level, beams) for level in range(len(written), given + 1)]
 
     def step(self, state: "State", codes: Ints, parents: Ints) -> Floats:
@@ -83,7 +87,7 @@ class Engine:
             state.length += 1
             return self._spread(state, state.length - 1, codes.shape[1])
         hidden = self._advance(state, (codes + self.row_bounds[state.length - 1])[..., None], parents)
-        return self._log_probs(state, hidden[:, :, 0], state.length - 1)
+        return self._log_probs(state, hidden[0], state.length - 1)
 
     def left(self, state: "State", level: int) -> Floats:
         """The log-probabilities of a free level: (q, sizes[level])."""
@@ -104,17 +108,17 @@ class Engine:
             hidden = self._advance(state, tokens, parents)
         for i in range(1, codes.shape[-1]):
             if i <= written:
-                log_probs = self._log_probs(state, hidden[:, :, i - 1], level + i)
+                log_probs = self._log_probs(state, hidden[i - 1], level + i)
             else:
                 log_probs = self._spread(state, level + i, codes.shape[1])
             total += np.take_along_axis(log_probs, codes[..., i, None], axis=-1)[..., 0]
         return total
 
     def _advance(self, state: "State", tokens: Ints, parents: Ints) -> Floats:
-        """Feed every beam its next tokens and remember them. tokens: (q, w, m) -> (q, w, m, d_model)."""
+        """Feed every beam its next tokens and remember them. tokens: (q, w, m) -> (m, w, q, d_model)."""
         queries, beams, new = tokens.shape
-        rows = (np.arange(queries)[:, None] * state.beams + parents).ravel()
-        inputs = {"tokens": tokens, "rows": rows, "bias": self._bias(state.seen[0].shape[2], new)}
+        rows = (parents.T * queries + np.arange(queries)).ravel()
+        inputs = {"tokens": np.ascontiguousarray(tokens.T), "rows": rows, "bias": self._bias(len(state.seen[0]), new)}
         inputs |= zip(self.prefix_names, state.prefix, strict=True)
         inputs |= zip(self.seen_names, state.seen, strict=True)
         hidden, *state.seen = self._continuing.run(["hidden", *(f"new_{name}" for name in self.seen_names)], inputs)
@@ -129,8 +133,8 @@ class Engine:
         return np.broadcast_to(log_probs, (len(log_probs), beams, log_probs.shape[-1]))
 
     def _log_probs(self, state: "State", hidden: Floats, level: int) -> Floats:
-        """hidden: (q, w, d_model) -> (q, w, sizes[level])"""
-        inputs = {"hidden": hidden}
+        """hidden: (w, q, d_model) -> (q, w, sizes[level])"""
+        inputs = {"hidden": np.ascontiguousarray(hidden.swapaxes(0, 1))}
         if self.config.skip:
             inputs["direct"] = state.direct[..., self._scored(level)]
         (log_probs,) = self._head(level).run(None, inputs)
@@ -151,12 +155,12 @@ class Engine:
         self._write_layers(g, past=False)
         inputs: Inputs = {
             "z": (np.float32, ["q", c.dim]),
-            "tokens": (np.int64, ["q", "w", "m"]),
+            "tokens": (np.int64, ["m", "w", "q"]),
             "bias": (np.float32, [c.heads, "m", "m"]),
         }
-        shapes: dict[str, Shape] = {name: ["q", c.heads, None, None] for name in self.prefix_names}
-        shapes |= {name: ["r", c.heads, "m", c.d_kv] for name in self.seen_names}
-        shapes |= {"hidden": ["q", "w", "m", c.d_model], "direct": ["q", 1, None], "left": ["q", None]}
+        shapes: dict[str, Shape] = {name: [c.prefix, "q", c.heads, c.d_kv] for name in self.prefix_names}
+        shapes |= {name: ["m", "r", c.heads, c.d_kv] for name in self.seen_names}
+        shapes |= {"hidden": ["m", "w", "q", c.d_model], "direct": ["q", 1, None], "left": ["q", None]}
         return session(g.model(inputs, shapes), self.threads)
 
     @cached_property
@@ -165,14 +169,14 @@ class Engine:
         g, c = Graph(), self.config
         self._write_layers(g, past=True)
         inputs: Inputs = {
-            "tokens": (np.int64, ["q", "w", "m"]),
+            "tokens": (np.int64, ["m", "w", "q"]),
             "rows": (np.int64, ["r"]),
             "bias": (np.float32, [c.heads, "m", "t"]),
         }
-        inputs |= {name: (np.float32, ["q", c.heads, None, None]) for name in self.prefix_names}
-        inputs |= {name: (np.float32, ["b", c.heads, "s", c.d_kv]) for name in self.seen_names}
-        shapes: dict[str, Shape] = {"hidden": ["q", "w", "m", c.d_model]}
-        shapes |= {f"new_{name}": ["r", c.heads, "t", c.d_kv] for name in self.seen_names}
+        inputs |= {name: (np.float32, [c.prefix, "q", c.heads, c.d_kv]) for name in self.prefix_names}
+        inputs |= {name: (np.float32, ["s", "b", c.heads, c.d_kv]) for name in self.seen_names}
+        shapes: dict[str, Shape] = {"hidden": ["m", "w", "q", c.d_model]}
+        shapes |= {f"new_{name}": ["t", "r", c.heads, c.d_kv] for name in self.seen_names}
         return session(g.model(inputs, shapes), self.threads)
 
     def _head(self, level: int) -> onnxruntime.InferenceSession:
@@ -180,13 +184,16 @@ class Engine:
         if level not in self._heads:
             g, c, decoder = Graph(), self.config, self.decoder
             scored, rows = self._scored(level), decoder.rows(level)
-            x = self._product(g, "hidden", decoder.scaled(decoder.output_table[scored]))
+            by_query = g.node("Concat", g.slice(g.node("Shape", "hidden"), 0, 2, axis=0), g.constant([-1]), axis=0)
+            x = self._product(g, g.reshape("hidden", -1, c.d_model), decoder.scaled(decoder.output_table[scored]))
+            x = g.node("Reshape", x, by_query)
             inputs: Inputs = {"hidden": (np.float32, ["q", "w", c.d_model])}
             if c.skip:
                 x = g.node("Add", x, "direct")
                 inputs["direct"] = (np.float32, ["q", 1, None])
-            x = g.node("LogSoftmax", x, axis=-1)
-            g.slice(x, rows.start - scored.start, rows.stop - scored.start, axis=2, output="log_probs")
+            x = g.node("LogSoftmax", x, axis=-1, output=None if c.whole_vocabulary else "log_probs")
+            if c.whole_vocabulary:
+                g.slice(x, rows.start, rows.stop, axis=2, output="log_probs")
             self._heads[level] = session(g.model(inputs, {"log_probs": ["q", "w", c.sizes[level]]}), self.threads)
         return self._heads[level]
 
@@ -195,12 +202,13 @@ class Engine:
         c, x = self.config, "z"
         for module in self.decoder.prefix_network:
             x = self._linear(g, x, module) if isinstance(module, nn.Linear) else g.node("Relu", x)
-        x = norm(g, g.reshape(x, -1, c.prefix, c.d_model), self.decoder.prefix_norm)
+        x = g.transpose(g.reshape(x, -1, c.prefix, c.d_model), 1, 0, 2)
+        x = norm(g, g.reshape(x, -1, c.d_model), self.decoder.prefix_norm)
+        shape = g.constant([c.prefix, -1, c.heads, c.d_kv])
         for layer, block in enumerate(self.decoder.blocks):
-            both = g.reshape(self._product(g, x, block.cross_kv.weight), 0, 0, 2, c.heads, c.d_kv)
-            keys, values = (g.squeeze(part, 2) for part in g.split(both, 2, axis=2))
-            g.node("Transpose", keys, perm=[0, 2, 3, 1], output=f"prefix_keys{layer}")
-            g.node("Transpose", values, perm=[0, 2, 1, 3], output=f"prefix_values{layer}")
+            keys, values = self._products(g, x, block.cross_kv.weight.chunk(2))
+            g.node("Reshape", keys, shape, output=f"prefix_keys{layer}")
+            g.node("Reshape", values, shape, output=f"prefix_values{layer}")
 
     def _write_path(self, g: Graph) -> None:
         """z -> direct (q, 1, vocabulary), and left (q, codes of the free levels); both empty without a linear path."""
@@ -223,44 +231,51 @@ class Engine:
             g.node("Identity", free, output="left")
 
     def _write_layers(self, g: Graph, past: bool) -> None:
-        """The decoder's blocks. Within x, beams stand query by query, and a beam's new tokens together."""
+        """The decoder's blocks.
+
+        x: (m * w * q, d_model), queries within beams within tokens: every product of attention then finds its matrices
+        as they lie (ONNX Runtime joins transpositions with the products behind them).
+        """
         c = self.config
-        inner = c.heads * c.d_kv
         shape = g.node("Shape", "tokens")
-        queries, new = g.slice(shape, 0, 1, axis=0), g.slice(shape, 2, 3, axis=0)
-        by_query = g.node("Concat", queries, g.constant(np.array([-1, c.d_model])), axis=0)
-        heads_by_query = g.node("Concat", queries, g.constant(np.array([-1, c.heads, c.d_kv])), axis=0)
-        inner_by_query = g.node("Concat", queries, g.constant(np.array([-1, inner])), axis=0)
-        heads_by_beam = g.node(
-            "Concat", g.constant(np.array([-1])), new, g.constant(np.array([3 * c.heads, c.d_kv])), axis=0
+        by_token = g.node("Concat", g.slice(shape, 0, 1, axis=0), g.constant([-1, c.heads, c.d_kv]), axis=0)
+        by_query = g.node(
+            "Concat", g.constant([-1]), g.slice(shape, 2, 3, axis=0), g.constant([c.heads, c.d_kv]), axis=0
         )
-        x = g.node("Reshape", g.node("Gather", g.constant(array(self.decoder.table)), "tokens"), by_query)
+        x = g.reshape(g.node("Gather", g.constant(array(self.decoder.table)), "tokens"), -1, c.d_model)
         for layer, block in enumerate(self.decoder.blocks):
-            qkv = self._product(g, norm(g, x, block.self_norm), block.self_qkv.weight)
-            q, *now = g.split(g.transpose(g.node("Reshape", qkv, heads_by_beam), 0, 2, 1, 3), 3, axis=1)
+            parts = self._products(g, norm(g, x, block.self_norm), block.self_qkv.weight.chunk(3))
+            q, *now = (g.node("Reshape", part, by_token) for part in parts)
             names = (f"seen_keys{layer}", f"seen_values{layer}")
             if past:
-                before = [g.node("Gather", name, "rows", axis=0) for name in names]
+                before = [g.node("Gather", name, "rows", axis=1) for name in names]
                 pairs = zip(names, before, now, strict=True)
-                seen = [g.node("Concat", b, n, axis=2, output=f"new_{name}") for name, b, n in pairs]
+                seen = [g.node("Concat", b, n, axis=0, output=f"new_{name}") for name, b, n in pairs]
             else:
                 seen = [g.node("Identity", n, output=name) for name, n in zip(names, now, strict=True)]
-            x = self._attend(g, x, q, g.transpose(seen[0], 0, 1, 3, 2), seen[1], inner_by_query, block.self_out, "bias")
-            q = g.node("Reshape", self._linear(g, norm(g, x, block.cross_norm), block.cross_q), heads_by_query)
-            prefix = (f"prefix_keys{layer}", f"prefix_values{layer}")
-            x = self._attend(g, x, g.transpose(q, 0, 2, 1, 3), *prefix, inner_by_query, block.cross_out)
-            wide = g.node("Relu", self._linear(g, norm(g, x, block.ff_norm), block.ff_in))
-            x = g.node("Add", x, self._linear(g, wide, block.ff_out))
-        whole = g.node("Concat", shape, g.constant(np.array([c.d_model])), axis=0)
+            found = self._attend(g, q, seen[0], seen[1], "bias")
+            x = g.node("Add", x, self._linear(g, found, block.self_out))
+            q = g.node("Reshape", self._linear(g, norm(g, x, block.cross_norm), block.cross_q), by_query)
+            found = self._attend(g, q, f"prefix_keys{layer}", f"prefix_values{layer}")
+            x = g.node("Add", x, self._linear(g, found, block.cross_out))
+            x = g.node("Add", x, self._feed_forward(g, norm(g, x, block.ff_norm), block))
+        whole = g.node("Concat", shape, g.constant([-1]), axis=0)
         g.node("Reshape", norm(g, x, self.decoder.final_norm), whole, output="hidden")
 
-    def _attend(
-        self, g: Graph, x: str, q: str, keys: str, values: str, shape: str, out: nn.Linear, bias: str | None = None
-    ) -> str:
-        weights = g.node("MatMul", q, keys)
-        weights = g.node("Softmax", weights if bias is None else g.node("Add", weights, bias), axis=-1)
-        merged = g.node("Reshape", g.transpose(g.node("MatMul", weights, values), 0, 2, 1, 3), shape)
-        return g.node("Add", x, self._linear(g, merged, out))
+    def _attend(self, g: Graph, q: str, keys: str, values: str, bias: str | None = None) -> str:
+        """q: (m, r, heads, d_kv); keys, values: (t, r, heads, d_kv) -> (m * r, heads * d_kv)"""
+        weights = g.node("MatMul", g.transpose(q, 1, 2, 0, 3), g.transpose(keys, 1, 2, 3, 0))
+        weights = g.node("Softmax", g.node("Add", weights, bias) if bias else weights, axis=-1)
+        found = g.node("MatMul", weights, g.transpose(values, 1, 2, 0, 3))  # (r, heads, m, d_kv)
+        return g.reshape(g.transpose(found, 2, 0, 1, 3), -1, self.config.heads * self.config.d_kv)
+
+    def _feed_forward(self, g: Graph, x: str, block: Block) -> str:
+        if not self.int8:
+            return product(g, g.node("Relu", product(g, x, block.ff_in.weight)), block.ff_out.weight)
+        narrow = rounded(g, x)
+        wide = rounded_positive(g, byte_product(g, narrow, block.ff_in.weight))  # in steps of `narrow`
+        steps = g.node("Mul", narrow.steps, wide.steps)
+        return g.node("Mul", byte_product(g, wide, block.ff_out.weight), steps)
 
     def _linear(self, g: Graph, x: str, module: nn.Linear) -> str:
         x = self._product(g, x, module.weight)
@@ -268,18 +283,25 @@ class Engine:
 
     def _product(self, g: Graph, x: str, weight: Tensor) -> str:
         """weight: (outputs, inputs), as torch keeps it."""
-        return rounded_product(g, x, weight) if self.int8 else product(g, x, weight)
+        return self._products(g, x, [weight])[0]
+
+    def _products(self, g: Graph, x: str, weights: Sequence[Tensor]) -> list[str]:
+        """x: (rows, inputs), with several weights."""
+        if not self.int8:
+            return [product(g, x, weight) for weight in weights]
+        rows = rounded(g, x)
+        return [g.node("Mul", byte_product(g, rows, weight), rows.steps) for weight in weights]
 
 
 @dataclass
 class State:
     """Where a search by `Engine.open`, `step` and `tail` stands.
 
-    prefix: the queries' keys (q, heads, d_kv, N) and values (q, heads, N, d_kv), layer by layer. Like `seen`, empty
-      where the layers have no more to say.
+    prefix: the queries' keys and values, layer by layer, each (N, q, heads, d_kv). Like `seen`, empty where the layers
+      have no more to say.
     direct: (q, 1, vocabulary) what the linear path adds to the logits; no numbers at all if there is no path.
     left: (q, codes of the free levels) their log-probabilities.
-    seen: keys and values of the tokens so far, layer by layer, each (q * beams, heads, tokens, d_kv).
+    seen: keys and values of the tokens so far, layer by layer, each (tokens, beams * q, heads, d_kv).
     length: the level that was scored last, plus one.
     """
 
@@ -292,12 +314,12 @@ class State:
 
     def select(self, queries: Ints) -> "State":
         """The state of some of the queries only. queries: (s,) their numbers."""
-        rows = (queries[:, None] * self.beams + np.arange(self.beams)).ravel()
+        rows = (np.arange(self.beams)[:, None] * len(self.direct) + queries).ravel()
         return State(
-            [values[queries] for values in self.prefix],
+            [values[:, queries] for values in self.prefix],
             self.direct[queries],
             self.left[queries],
-            [values[rows] for values in self.seen],
+            [values[:, rows] for values in self.seen],
             self.beams,
             self.length,
         )
@@ -313,13 +335,43 @@ def product(g: Graph, x: str, weight: Tensor) -> str:
     return g.node("MatMul", x, g.constant(array(weight).T))
 
 
-def rounded_product(g: Graph, x: str, weight: Tensor) -> str:
-    """As `product`, with one scale for each output and one for all of x."""
+class Rounded(NamedTuple):
+    """Numbers as bytes: values (rows, n), of which `zero` stands for 0 and which are `steps` (rows, 1) apart.
+
+    Each row has its own step, so that it does not depend on the rows beside it.
+    """
+
+    values: str
+    zero: str
+    steps: str
+
+
+def rounded(g: Graph, x: str) -> Rounded:
+    """x: (rows, n)"""
+    zero, steps = np.uint8(STEPS), _steps(g, g.node("ReduceMax", g.node("Abs", x), axes=[1], keepdims=0), STEPS)
+    zeros = g.node("Expand", g.constant([zero]), g.node("Shape", steps))
+    return Rounded(g.node("QuantizeLinear", x, steps, zeros, axis=0), g.constant(zero), g.unsqueeze(steps, 1))
+
+
+def rounded_positive(g: Graph, x: str) -> Rounded:
+    """As `rounded`, of Relu(x): bytes stop at 0."""
+    zero, largest = np.uint8(0), g.node("ReduceMax", x, axes=[1], keepdims=0)
+    steps = _steps(g, g.node("Relu", largest), 2 * STEPS)
+    return Rounded(g.node("QuantizeLinear", x, steps, axis=0), g.constant(zero), g.unsqueeze(steps, 1))
+
+
+def _steps(g: Graph, largest: str, most: int) -> str:
+    """(rows,) A row of zeros has steps of 0: whatever its bytes are then, its products are 0."""
+    return g.node("Mul", largest, g.constant(np.float32(1 / most)))
+
+
+def byte_product(g: Graph, x: Rounded, weight: Tensor) -> str:
+    """As `product`, with one scale for each output; in steps of x."""
     values = array(weight).T
-    scale = np.maximum(np.abs(values).max(axis=0), 1e-12) / 127
-    rounded = np.round(values / scale).astype(np.int8)
-    inputs = (x, g.constant(rounded), g.constant(scale.astype(np.float32)))
-    return g.node("DynamicQuantizeMatMul", *inputs, domain="com.microsoft")
+    scale = np.maximum(np.abs(values).max(axis=0), 1e-12) / STEPS
+    bytes_, scales = g.constant(np.round(values / scale).astype(np.int8)), g.constant(scale.astype(np.float32))
+    one = g.constant(np.float32(1))
+    return g.node("MatMulIntegerToFloat", x.values, bytes_, one, scales, x.zero, domain="com.microsoft")
 
 
 def norm(g: Graph, x: str, module: RMSNorm) -> str:

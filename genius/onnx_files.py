@@ -141,7 +141,7 @@ class DecoderGraphs(Engine):
         """z (q, d) -> log_probs (q, 1, sizes[0]), and prefix_*, seen_*, direct and left as `genius.engine.State`."""
         g, c = StandardGraph(), self.config
         queries = g.slice(g.node("Shape", "z"), 0, 1, axis=0)
-        shape = g.node("Concat", queries, g.constant(np.array([1, 1])), axis=0)
+        shape = g.node("Concat", g.constant(np.array([1, 1])), queries, axis=0)
         nothing = numpy_helper.from_array(np.zeros(1, np.int64))
         g.node("ConstantOfShape", shape, value=nothing, output="tokens")  # 0 is the start of every ID
         g.node("Identity", g.constant(self.bias[:, :1, :1]), output="bias")
@@ -151,7 +151,7 @@ class DecoderGraphs(Engine):
         bounds = [g.constant(self.row_bounds[i : i + 1]) for i in (0, 1)]
         self._write_scores(g, *bounds)
         outputs: dict[str, Shape] = {"log_probs": ["q", 1, c.sizes[0]]}
-        outputs |= self._prefix_shapes | {name: ["q", c.heads, 1, c.d_kv] for name in self.seen_names}
+        outputs |= self._prefix_shapes | {name: [1, "q", c.heads, c.d_kv] for name in self.seen_names}
         outputs |= {"direct": ["q", 1, c.vocabulary]} if c.skip else {}
         free = sum(c.sizes[self.written :])
         outputs |= {"left": ["q", free]} if free else {}
@@ -161,17 +161,17 @@ class DecoderGraphs(Engine):
         """codes, parents (q, w), and what the call before gave -> log_probs (q, w, codes of the level), new_seen_*."""
         g, c = StandardGraph(), self.config
         one = g.constant(np.array([1]))
-        seen = g.node("Shape", "seen_keys0")
-        level = g.slice(seen, 2, 3, axis=0)  # the start of the ID, and the codes before: as many as levels are scored
+        # The start of the ID, and the codes before: as many as levels are scored
+        level = g.slice(g.node("Shape", "seen_keys0"), 0, 1, axis=0)
         bounds = g.constant(self.row_bounds)
         start, stop = g.node("Gather", bounds, level), g.node("Gather", bounds, g.node("Add", level, one))
         first = g.node("Gather", bounds, g.node("Sub", level, one))  # row of the last level's code 0
-        g.node("Unsqueeze", g.node("Add", "codes", first), g.constant(np.array([2])), output="tokens")
+        tokens = g.transpose(g.node("Add", "codes", first), 1, 0)
+        g.node("Unsqueeze", tokens, g.constant(np.array([0])), output="tokens")
         queries = g.slice(g.node("Shape", "codes"), 0, 1, axis=0)
-        beams = g.node("Div", g.slice(seen, 0, 1, axis=0), queries)
         scalars = (g.constant(np.array(0)), g.squeeze(queries, 0), g.constant(np.array(1)))
-        offsets = g.node("Mul", g.node("Range", *scalars), beams)
-        rows = g.node("Add", "parents", g.unsqueeze(offsets, 1))
+        rows = g.node("Mul", g.transpose("parents", 1, 0), queries)
+        rows = g.node("Add", rows, g.node("Range", *scalars))
         g.node("Reshape", rows, g.constant(np.array([-1])), output="rows")
         after = g.node("Add", level, one)
         begins = g.node("Concat", level, g.constant(np.array([0])), axis=0)
@@ -182,22 +182,21 @@ class DecoderGraphs(Engine):
         self._write_scores(g, start, stop)
         inputs: Inputs = {"codes": (np.int64, ["q", "w"]), "parents": (np.int64, ["q", "w"])}
         inputs |= {name: (np.float32, shape) for name, shape in self._prefix_shapes.items()}
-        inputs |= {name: (np.float32, ["b", c.heads, "s", c.d_kv]) for name in self.seen_names}
+        inputs |= {name: (np.float32, ["s", "b", c.heads, c.d_kv]) for name in self.seen_names}
         inputs |= {"direct": (np.float32, ["q", 1, c.vocabulary])} if c.skip else {}
         outputs: dict[str, Shape] = {"log_probs": ["q", "w", None]}
-        outputs |= {f"new_{name}": ["r", c.heads, "t", c.d_kv] for name in self.seen_names}
+        outputs |= {f"new_{name}": ["t", "r", c.heads, c.d_kv] for name in self.seen_names}
         return g.model(inputs, outputs)
 
     @property
     def _prefix_shapes(self) -> dict[str, Shape]:
-        c = self.config
-        both: tuple[Shape, Shape] = (["q", c.heads, c.d_kv, c.prefix], ["q", c.heads, c.prefix, c.d_kv])
-        return {name: both["values" in name] for name in self.prefix_names}
+        return {name: [self.config.prefix, "q", self.config.heads, self.config.d_kv] for name in self.prefix_names}
 
     def _write_scores(self, g: Graph, start: str, stop: str) -> None:
-        """hidden (q, w, 1, d_model) -> log_probs of the table's rows from start to stop."""
+        """hidden (1, w, q, d_model) -> log_probs of the table's rows from start to stop."""
         decoder, c = self.decoder, self.config
-        table, hidden = g.constant(array(decoder.scaled(decoder.output_table)).T), g.squeeze("hidden", 2)
+        table = g.constant(array(decoder.scaled(decoder.output_table)).T)
+        hidden = g.transpose(g.squeeze("hidden", 0), 1, 0, 2)
 
         def rows(x: str, axis: int, output: str | None = None) -> str:
             return g.node("Slice", x, start, stop, g.constant(np.array([axis])), output=output)

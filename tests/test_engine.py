@@ -5,12 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from test_decoder import tiny
 
-from genius.decoder import Decoder
-from genius.engine import Engine
+from genius.decoder import Decoder, DecoderConfig
+from genius.engine import STEPS, Engine, byte_product, rounded, rounded_positive
 from genius.errors import GeniusError
+from genius.graphs import Graph, session
 
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -87,9 +91,10 @@ def test_selected_queries_go_on_alone(shape: dict[str, Any]) -> None:
     np.testing.assert_array_equal(alone, engine.step(state, codes[..., 1], parents)[chosen])
 
 
-def test_a_query_scores_the_same_alone_and_in_a_batch() -> None:
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_query_scores_the_same_alone_and_in_a_batch(int8: bool) -> None:
     decoder = tiny()
-    engine, z, codes = Engine(decoder), queries(9), some_codes(decoder.config.sizes, 9, 1)
+    engine, z, codes = Engine(decoder, int8=int8), queries(9), some_codes(decoder.config.sizes, 9, 1)
     parents = np.zeros((9, 1), np.int64)
     state, together = engine.open(z, codes[..., :1])
     step = engine.step(state, codes[..., 1], parents)
@@ -112,3 +117,59 @@ def test_free_levels_are_those_of_the_linear_path() -> None:
 def test_a_decoder_in_training_is_refused() -> None:
     with pytest.raises(GeniusError, match="eval"):
         Engine(tiny().train())
+
+
+# Eight bits
+
+
+def in_bytes(x: NDArray[np.float32], weight: NDArray[np.float32], positive: bool = False) -> NDArray[np.float32]:
+    """x: (rows, n), weight: (outputs, n) -> their product, of x or of what is positive of it."""
+    graph = Graph()
+    rows = (rounded_positive if positive else rounded)(graph, "x")
+    graph.node("Mul", byte_product(graph, rows, torch.from_numpy(weight)), rows.steps, output="y")
+    model = graph.model({"x": (np.float32, ["rows", x.shape[1]])}, {"y": ["rows", len(weight)]})
+    (y,) = session(model, threads=1).run(None, {"x": x})
+    return y
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Rows of very different sizes, some of zeros, and weights."""
+    rows, outputs, n = draw(st.integers(1, 5)), draw(st.integers(1, 5)), draw(st.sampled_from((1, 2, 3, 16, 70)))
+    numbers = st.floats(-1, 1, width=32)
+    x, weight = (draw(hnp.arrays(np.float32, (count, n), elements=numbers)) for count in (rows, outputs))
+    sizes = draw(hnp.arrays(np.float32, (rows, 1), elements=st.sampled_from([0, 1e-6, 1, 1e6])))
+    return x * sizes, weight
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(products(), st.booleans())
+def test_a_product_in_bytes_errs_by_what_was_rounded_off(
+    given: tuple[NDArray[np.float32], NDArray[np.float32]], positive: bool
+) -> None:
+    x, weight = given
+    taken = np.maximum(x, 0) if positive else x
+    exact = taken.astype(np.float64) @ weight.T.astype(np.float64)
+    of_rows = np.abs(taken).max(1, keepdims=True) / (2 * STEPS if positive else STEPS) / 2
+    of_weights = np.maximum(np.abs(weight).max(1), 1e-12) / STEPS / 2
+    allowed = of_rows * (np.abs(weight) + of_weights[:, None]).sum(1) + np.abs(taken).sum(1, keepdims=True) * of_weights
+    assert (np.abs(in_bytes(x, weight, positive) - exact) <= 1.001 * allowed + 1e-30).all()
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_largest_sums_of_bytes_are_exact(sign: int, positive: bool) -> None:
+    x, weight = np.full((7, 2048), 3.0, np.float32), np.full((9, 2048), sign * 0.5, np.float32)
+    np.testing.assert_allclose(in_bytes(x, weight, positive), np.full((7, 9), sign * 3072.0), rtol=1e-5)
+    mixed = np.where(np.arange(2048) % 2, x, -x)
+    np.testing.assert_allclose(in_bytes(mixed, np.sign(mixed[:1]) * weight), np.full((7, 9), sign * 3072.0), rtol=1e-5)
+
+
+def test_log_probabilities_in_eight_bits_are_nearly_those_of_32() -> None:
+    torch.manual_seed(0)
+    shape = DecoderConfig(8, (3, 50, 50, 50), d_model=64, layers=3, heads=4, d_kv=16, d_ff=256, prefix=5)
+    decoder, z = Decoder(shape).eval(), queries(20)
+    codes = some_codes(shape.sizes, 20, 4)
+    log_probs, rounded_off = (Engine(decoder, int8=int8).open(z, codes[..., :3])[1] for int8 in (False, True))
+    for exact, near in zip(log_probs, rounded_off, strict=True):
+        assert 0 < np.abs(near - exact).mean() < 0.05 * exact.std(axis=-1).mean()
