@@ -7,6 +7,8 @@ of items only their positions in the trie's order. Compiled when first called, o
 import numpy as np
 from numba import njit
 
+from genius.halves import single
+
 SCAN = 512  # under a node of more items, its children are looked up; of fewer, all items are looked at
 BINS = 2048  # that scores are sorted into
 NODES = 32  # at least so many nodes of a level are followed to the items near by codes
@@ -361,7 +363,6 @@ def half_products(bits, rows, query):  # type: ignore[no-untyped-def]
     """
     count = len(rows)
     products = np.empty(count + 3, np.float32)
-    scaled = query * np.float32(2.0**112)
     for n in range(0, count, 4):
         last = count - 1
         a, b, c, d = (
@@ -372,21 +373,12 @@ def half_products(bits, rows, query):  # type: ignore[no-untyped-def]
         )
         of_a, of_b, of_c, of_d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
         for i in range(len(query)):
-            of_a += single(a[i]) * scaled[i]
-            of_b += single(b[i]) * scaled[i]
-            of_c += single(c[i]) * scaled[i]
-            of_d += single(d[i]) * scaled[i]
+            of_a += single(a[i]) * query[i]
+            of_b += single(b[i]) * query[i]
+            of_c += single(c[i]) * query[i]
+            of_d += single(d[i]) * query[i]
         products[n], products[n + 1], products[n + 2], products[n + 3] = of_a, of_b, of_c, of_d
     return products[:count]
-
-
-@njit(cache=True, nogil=True, inline="always")
-def single(half):  # type: ignore[no-untyped-def]
-    """A half-precision number's bits, int16, moved to their places in single precision: the number divided by 2^112.
-
-    The sign is carried along by the extension to 32 bits. Holds for very small numbers too.
-    """
-    return np.int32(np.int32(half) << np.int32(13) & np.int32(-0x70002000)).view(np.float32)
 
 
 @njit(cache=True, nogil=True)
