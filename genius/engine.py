@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from genius.decoder import Decoder, RMSNorm
 from genius.errors import GeniusError
 from genius.graphs import Graph, Inputs, Shape, session
+from genius.opening import Opening
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -62,7 +63,11 @@ class Engine:
 
         Returns m + 1 log-probabilities: of level 0, ..., m, each (q, w, sizes[level]) and given the codes before it.
         """
-        _, beams, given = codes.shape
+        queries, beams, given = codes.shape
+        if queries == 1 and given == 1 and self._alone is not None:
+            first, second, direct, left = self._alone(z[0])
+            state = State([], direct[None, None], left[None], [], beams, 2)
+            return state, [np.repeat(first[None, None], beams, axis=1), second[codes[..., 0]]]
         tokens = np.zeros((*codes.shape[:2], given + 1), np.int64)  # the first one is the start of every ID
         tokens[..., 1:] = codes + self.row_bounds[:given]
         tokens = tokens[..., : self.written]
@@ -141,6 +146,11 @@ class Engine:
         return slice(0, self.config.vocabulary) if self.config.whole_vocabulary else self.decoder.rows(level)
 
     # The networks, each made when it is first needed
+
+    @cached_property
+    def _alone(self) -> Opening | None:
+        """For one query at a time."""
+        return Opening(self.decoder) if not self.int8 and Opening.fits(self.decoder) else None
 
     @cached_property
     def _opening(self) -> onnxruntime.InferenceSession:

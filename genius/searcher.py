@@ -253,7 +253,7 @@ class Searcher:
             scores = by_codes(fused, trie.ids(at), self._code_vectors)
         if blend:
             scores += blend * beams.logprob[of].astype(np.float32)
-        best = best_of(scores, rows, k)  # ties go to the lower row
+        best = best_of(scores.astype(np.float64), rows, k)  # ties go to the lower row
         return at[best], scores[best]
 
     @cached_property

@@ -11,7 +11,8 @@ from genius.halves import single
 
 SCAN = 512  # under a node of more items, its children are looked up; of fewer, all items are looked at
 BINS = 2048  # that scores are sorted into
-NODES = 32  # at least so many nodes of a level are followed to the items near by codes
+NODES = np.int64(32)  # at least so many nodes of a level are followed to the items near by codes
+ZERO = np.int64(0)  # unlike a plain 0, not a type of its own, for which functions would be compiled again
 ITEMS = 16  # for each item wanted, so many are compared by their codes
 
 
@@ -148,8 +149,16 @@ def filled(  # type: ignore[no-untyped-def]
         return lo, hi, score
     root = place(roots, lo[0] + 1) - 1
     end = roots[root + 1] if root + 1 < len(roots) else codes.shape[1]
-    at = nearest(codes, change, starts, start_bounds, roots[root], end, products, rows, lo, hi, missing)
-    return np.append(lo, at), np.append(hi, at + 1), np.append(score, np.full(len(at), score.min()))
+    near = nearest(codes, change, starts, start_bounds, roots[root], end, products, rows, lo, hi, missing)
+    beams = len(lo)
+    to_lo, to_hi = np.empty(beams + len(near), np.int64), np.empty(beams + len(near), np.int64)
+    to_score, worst = np.empty(beams + len(near), np.float64), score[0]
+    for n in range(beams):
+        to_lo[n], to_hi[n], to_score[n] = lo[n], hi[n], score[n]
+        worst = min(worst, score[n])
+    for n in range(len(near)):
+        to_lo[beams + n], to_hi[beams + n], to_score[beams + n] = near[n], near[n] + 1, worst
+    return to_lo, to_hi, to_score
 
 
 @njit(cache=True, nogil=True)
@@ -165,7 +174,7 @@ def nearest(  # type: ignore[no-untyped-def]
     levels, many = len(codes), ITEMS * count
     at_lo, at_hi, score = np.empty(1, np.int64), np.empty(1, np.int64), np.zeros(1, np.float64)
     at_lo[0], at_hi[0] = lo, hi
-    level = 1
+    level = np.int64(1)
     while level < levels and items_under(at_lo, at_hi) > 2 * many:
         parent, child_lo, child_hi = children(change, starts, start_bounds, level, at_lo, at_hi)
         child_score = np.empty(len(parent), np.float64)
@@ -264,15 +273,15 @@ def best_of(score, lo, count):  # type: ignore[no-untyped-def]
     best = likely(score, lo, count)
     for last in range(len(best) - 1, 0, -1):  # the worst to the end, one by one
         best[0], best[last] = best[last], best[0]
-        sink(best, 0, last, score, lo)
+        sink(best, ZERO, last, score, lo)
     return best
 
 
 @njit(cache=True, nogil=True)
 def likely(score, lo, count):  # type: ignore[no-untyped-def]
     """As `best_of`, in the order of a heap with the worst at its root."""
-    least = threshold(score, lo, lo, count, 0) if len(score) > count else -np.inf
-    best, end = np.empty(len(score), np.int64), 0
+    least = threshold(score, lo, lo, count, ZERO) if len(score) > count else -np.inf
+    best, end = np.empty(len(score), np.int64), ZERO
     for i in range(len(score)):
         if score[i] >= least:
             best[end] = i
@@ -282,7 +291,7 @@ def likely(score, lo, count):  # type: ignore[no-untyped-def]
     while end > count:
         end -= 1
         best[0] = best[end]
-        sink(best, 0, end, score, lo)
+        sink(best, ZERO, end, score, lo)
     return best[:end]
 
 
