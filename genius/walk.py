@@ -102,7 +102,7 @@ def grow(  # type: ignore[no-untyped-def]
     return to_query[:end], to_parent[:end], to_lo[:end], to_hi[:end], to_score[:end], few, settled, reached
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def expand(  # type: ignore[no-untyped-def]
     codes, change, starts, start_bounds, level, lo, hi, score, row, log_probs, width, enough, fill
 ):
@@ -161,7 +161,7 @@ def filled(  # type: ignore[no-untyped-def]
     return to_lo, to_hi, to_score
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def nearest(  # type: ignore[no-untyped-def]
     codes, change, starts, start_bounds, lo, hi, products, rows, without_lo, without_hi, count
 ):
