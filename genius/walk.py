@@ -11,6 +11,7 @@ from genius.halves import single
 
 SCAN = 512  # under a node of more items, its children are looked up; of fewer, all items are looked at
 BINS = 2048  # that scores are sorted into
+MANY = 2**32  # more than there are nodes
 NODES = np.int64(32)  # at least so many nodes of a level are followed to the items near by codes
 ZERO = np.int64(0)  # unlike a plain 0, not a type of its own, for which functions would be compiled again
 ITEMS = 16  # for each item wanted, so many are compared by their codes
@@ -102,7 +103,7 @@ def grow(  # type: ignore[no-untyped-def]
     return to_query[:end], to_parent[:end], to_lo[:end], to_hi[:end], to_score[:end], few, settled, reached
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def expand(  # type: ignore[no-untyped-def]
     codes, change, starts, start_bounds, level, lo, hi, score, row, log_probs, width, enough, fill
 ):
@@ -161,7 +162,7 @@ def filled(  # type: ignore[no-untyped-def]
     return to_lo, to_hi, to_score
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def nearest(  # type: ignore[no-untyped-def]
     codes, change, starts, start_bounds, lo, hi, products, rows, without_lo, without_hi, count
 ):
@@ -196,10 +197,18 @@ def nearest(  # type: ignore[no-untyped-def]
         for at in range(at_lo[n], at_hi[n]):
             where[end], near[end] = at, score[n]
             end += 1
-        for deeper in range(level, levels):
+        values, deeper = near[begin:end], level
+        if (levels - level) % 2:
             table, column = products[rows[deeper] :], codes[deeper, at_lo[n] : at_hi[n]]
-            for i in range(len(column)):
-                near[begin + i] += table[column[i]]
+            for i in range(len(values)):
+                values[i] += table[column[i]]
+            deeper += 1
+        while deeper < levels:
+            a, of_a = products[rows[deeper] :], codes[deeper, at_lo[n] : at_hi[n]]
+            b, of_b = products[rows[deeper + 1] :], codes[deeper + 1, at_lo[n] : at_hi[n]]
+            for i in range(len(values)):
+                values[i] = (values[i] + a[of_a[i]]) + b[of_b[i]]
+            deeper += 2
     for n in range(len(without_lo)):  # positions are in the trie's order
         for i in range(place(where, without_lo[n]), place(where, without_hi[n])):
             near[i] = -np.inf
@@ -325,21 +334,16 @@ def threshold(score, lo, hi, nodes, items):  # type: ignore[no-untyped-def]
     for value in score:
         low, high = min(low, value), max(high, value)
     scale = (BINS - 1) / (high - low) if high - low > 1e-9 else 0.0
-    in_bin, items_in_bin = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
+    in_bin = np.zeros(BINS, np.int64)  # nodes, and above them MANY times the items
     for i in range(len(score)):
-        at = int((score[i] - low) * scale)
-        in_bin[at] += 1
-        items_in_bin[at] += hi[i] - lo[i]
+        in_bin[int((score[i] - low) * scale)] += 1 + MANY * (hi[i] - lo[i])
     at = BINS
     while at > 0 and (nodes > 0 or items > 0):
         at -= 1
-        nodes -= in_bin[at]
-        items -= items_in_bin[at]
-    lowest = high
-    for value in score:
-        if value < lowest and int((value - low) * scale) >= at:
-            lowest = value
-    return lowest
+        nodes -= in_bin[at] % MANY
+        items -= in_bin[at] // MANY
+    # A little below where the bin begins, so that rounding leaves nothing of it out.
+    return low + at / scale - 1e-12 * (abs(low) + abs(high)) if scale else low
 
 
 @njit(cache=True, nogil=True)
