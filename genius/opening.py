@@ -19,6 +19,7 @@ from genius.walk import half_products
 Floats = NDArray[np.float32]
 Bits = NDArray[np.int16]
 ROWS = 4  # tokens that go through the layers together: the start of every ID, and the first codes behind it
+ZERO, LEAST = np.float32(0), np.finfo(np.float32).min
 EPSILON = np.float32(1e-6)  # of the norms
 
 
@@ -38,7 +39,12 @@ class Opening:
         self._prefix_norm = floats(decoder.prefix_norm.weight)
         self._begun, self._wanted = begun(decoder)
         self._bias = floats(decoder.causal_bias(2)[:, 1].diff()[:, 0])
+        inner = c.heads * c.d_kv
         self._heads = (ROWS, 3, c.heads, c.d_kv)
+        self._shapes = [
+            *((ROWS, size) for size in (c.d_model, c.d_model, c.d_model, 3 * inner, inner)),
+            (c.heads * ROWS, c.d_model), (c.heads * ROWS, c.d_model), (ROWS, c.d_ff), (ROWS, int(both)),
+        ]
         self._layers = [_Layer(block) for block in decoder.blocks]
         self._final_norm = floats(decoder.scaled(decoder.final_norm.weight))
         self._output = bits(decoder.output_table[decoder.rows(0).start : decoder.rows(1).stop])
@@ -59,21 +65,33 @@ class Opening:
         bounds = self._bounds
         products = half_products(self._path, self._all, z)
         direct, prefix = products[: bounds[-1]], products[bounds[-1] :].reshape(self._prefix_bias.shape)
-        prefix = normed(prefix, self._prefix_bias, self._prefix_norm)
-        x, wanted = self._begun.copy(), self._wanted
+        normed(prefix, self._prefix_bias, self._prefix_norm, prefix)
+        x, y, change, qkv, seen, mixed, wanted, wide, written = (np.empty(shape, np.float32) for shape in self._shapes)
+        x[:] = self._begun
+        look(prefix, self._wanted, mixed)
         for i, layer in enumerate(self._layers):
             if i:
-                y = normed(x, change, layer.self_norm)
-                change = multiply(layer.self_out, look_back(multiply(layer.self_qkv, y).reshape(self._heads), self._bias))
-                y = normed(x, change, layer.cross_norm)
-                wanted = turn(layer.keys, multiply(layer.cross_q, y), len(self._bias))
-            change = multiply(layer.cross_out, multiply(layer.values, look(prefix, wanted)))
-            wide = multiply(layer.ff_in, normed(x, change, layer.ff_norm))
-            change = multiply(layer.ff_out, np.maximum(wide, 0, out=wide))
-        logits = multiply(self._output, normed(x, change, self._final_norm)) + direct[bounds[0] : bounds[2]]
+                normed(x, change, layer.self_norm, y)
+                multiply(layer.self_qkv, y, qkv, LEAST)
+                look_back(qkv.reshape(self._heads), self._bias, seen)
+                multiply(layer.self_out, seen, change, LEAST)
+                normed(x, change, layer.cross_norm, y)
+                multiply(layer.cross_q, y, seen, LEAST)
+                turn(layer.keys, seen, wanted)
+                look(prefix, wanted, mixed)
+            multiply(layer.values, mixed, seen, LEAST)
+            multiply(layer.cross_out, seen, change, LEAST)
+            normed(x, change, layer.ff_norm, y)
+            multiply(layer.ff_in, y, wide, ZERO)
+            multiply(layer.ff_out, wide, change, LEAST)
+        normed(x, change, self._final_norm, y)
+        multiply(self._output, y, written, LEAST)
+        written += direct[bounds[0] : bounds[2]]
+        left = direct[bounds[2] :].copy()
+        log_softmax(written.reshape(-1), self._written)
+        log_softmax(left, self._left)
         size = bounds[1] - bounds[0]
-        written = log_softmax(logits.reshape(-1), self._written).reshape(logits.shape)
-        return written[0, :size], written[1 : size + 1, size:], direct, log_softmax(direct[bounds[2] :], self._left)
+        return written[0, :size], written[1 : size + 1, size:], direct, left
 
 
 class _Layer:
@@ -119,10 +137,13 @@ def bits(weight: Tensor) -> Bits:
 
 
 @njit(cache=True, nogil=True, fastmath=True)
-def multiply(weights, x):  # type: ignore[no-untyped-def]
-    """weights: (m, d) bits; x: (ROWS, d), or (heads * ROWS, d) for the weights of each head -> (ROWS, m) products."""
+def multiply(weights, x, y, least):  # type: ignore[no-untyped-def]
+    """y = max(x weights^T, least)
+
+    weights: (m, d) bits; x: (ROWS, d), or (heads * ROWS, d) for the weights of each head; y: (ROWS, m).
+    """
     rows, dim = weights.shape
-    y, size = np.empty((ROWS, rows), np.float32), rows * ROWS // len(x)
+    size = rows * ROWS // len(x)
     for n in range(0, len(x), ROWS):
         a, b, c, d = x[n], x[n + 1], x[n + 2], x[n + 3]
         start = n // ROWS * size
@@ -142,21 +163,24 @@ def multiply(weights, x):  # type: ignore[no-untyped-def]
                 two_b += value * b[i]
                 two_c += value * c[i]
                 two_d += value * d[i]
-            y[0, m], y[1, m], y[2, m], y[3, m] = one_a, one_b, one_c, one_d
-            y[0, other], y[1, other], y[2, other], y[3, other] = two_a, two_b, two_c, two_d
-    return y
+            y[0, m], y[1, m] = max(one_a, least), max(one_b, least)
+            y[2, m], y[3, m] = max(one_c, least), max(one_d, least)
+            y[0, other], y[1, other] = max(two_a, least), max(two_b, least)
+            y[2, other], y[3, other] = max(two_c, least), max(two_d, least)
 
 
 @njit(cache=True, nogil=True, fastmath=True)
-def turn(weights, x, heads):  # type: ignore[no-untyped-def]
+def turn(weights, x, y):  # type: ignore[no-untyped-def]
     """weights: (m, d) bits; x: (ROWS, m) -> (heads * ROWS, d), the sums of each head's weights, taken x times.
 
     A product with the key of something is the product of this sum with the thing itself.
     """
     rows, dim = weights.shape
-    y, size = np.zeros((heads * ROWS, dim), np.float32), rows // heads
+    size = rows * ROWS // len(y)
     for n in range(0, len(y), ROWS):
         a, b, c, d = y[n], y[n + 1], y[n + 2], y[n + 3]
+        for i in range(dim):
+            a[i] = b[i] = c[i] = d[i] = np.float32(0)
         start = n // ROWS * size
         for m in range(start, start + size):
             row = weights[m]
@@ -167,13 +191,12 @@ def turn(weights, x, heads):  # type: ignore[no-untyped-def]
                 b[i] += by_b * value
                 c[i] += by_c * value
                 d[i] += by_d * value
-    return y
 
 
 @njit(cache=True, nogil=True, fastmath=True)
-def look(prefix, wanted):  # type: ignore[no-untyped-def]
+def look(prefix, wanted, seen):  # type: ignore[no-untyped-def]
     """Attention to the prefix (p, d). wanted: (n, d), as from `turn` -> (n, d), what each one sees of it."""
-    shares, seen = np.empty(len(prefix), np.float32), np.zeros(wanted.shape, np.float32)
+    shares = np.empty(len(prefix), np.float32)
     for n in range(len(wanted)):
         q, to, highest, total = wanted[n], seen[n], np.float32(-3e38), np.float32(0)
         for p in range(len(prefix)):
@@ -185,21 +208,21 @@ def look(prefix, wanted):  # type: ignore[no-untyped-def]
         for p in range(len(prefix)):
             shares[p] = np.exp(shares[p] - highest)
             total += shares[p]
+        for i in range(len(q)):
+            to[i] = np.float32(0)
         for p in range(len(prefix)):
             at, share = prefix[p], shares[p] / total
             for i in range(len(q)):
                 to[i] += share * at[i]
-    return seen
 
 
 @njit(cache=True, nogil=True, fastmath=True)
-def look_back(qkv, bias):  # type: ignore[no-untyped-def]
+def look_back(qkv, bias, seen):  # type: ignore[no-untyped-def]
     """Self-attention of tokens that see the first one and themselves.
 
     qkv: (ROWS, 3, heads, d_kv); bias: (heads,), how much more a token counts for itself -> (ROWS, heads * d_kv).
     """
     _, _, heads, size = qkv.shape
-    seen = np.empty((ROWS, heads * size), np.float32)
     for n in range(ROWS):
         for head in range(heads):
             q, key, start_key = qkv[n, 0, head], qkv[n, 1, head], qkv[0, 1, head]
@@ -210,13 +233,11 @@ def look_back(qkv, bias):  # type: ignore[no-untyped-def]
             share = np.float32(1) / (np.float32(1) + np.exp(-more))
             for i in range(size):
                 seen[n, head * size + i] = share * value[i] + (np.float32(1) - share) * start_value[i]
-    return seen
 
 
 @njit(cache=True, nogil=True, fastmath=True)
-def normed(x, change, weight):  # type: ignore[no-untyped-def]
+def normed(x, change, weight, y):  # type: ignore[no-untyped-def]
     """Adds the change to x, (n, d) -> T5's norm of each row."""
-    y = np.empty(x.shape, np.float32)
     for n in range(len(x)):
         row, added, to, square = x[n], change[n], y[n], np.float32(0)
         for i in range(len(weight)):
@@ -225,13 +246,11 @@ def normed(x, change, weight):  # type: ignore[no-untyped-def]
         factor = np.float32(1) / np.sqrt(square / np.float32(len(weight)) + EPSILON)
         for i in range(len(weight)):
             to[i] = row[i] * factor * weight[i]
-    return y
 
 
 @njit(cache=True, nogil=True, fastmath=True)
 def log_softmax(scores, bounds):  # type: ignore[no-untyped-def]
     """scores: (n,), those that belong together from bounds[i] to bounds[i + 1]."""
-    found = np.empty(len(scores), np.float32)
     for part in range(len(bounds) - 1):
         highest, total = scores[bounds[part]], np.float32(0)
         for i in range(bounds[part], bounds[part + 1]):
@@ -240,5 +259,4 @@ def log_softmax(scores, bounds):  # type: ignore[no-untyped-def]
             total += np.exp(scores[i] - highest)
         level = highest + np.log(total)
         for i in range(bounds[part], bounds[part + 1]):
-            found[i] = scores[i] - level
-    return found
+            scores[i] -= level
