@@ -6,9 +6,14 @@ For decoders that fit; all others, and many queries at once, are the business of
 beams. Compiled when first called, once on a machine.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,10 +22,11 @@ from genius.halves import single
 from genius.walk import half_products
 
 Floats = NDArray[np.float32]
-Bits = NDArray[np.int16]
 ROWS = 4  # tokens that go through the layers together: the start of every ID, and the first codes behind it
-ZERO, LEAST = np.float32(0), np.finfo(np.float32).min
+WIDE = 8  # numbers in a register
+LANES = 2 * WIDE  # results computed together for each row
 EPSILON = np.float32(1e-6)  # of the norms
+ZERO, LEAST = np.float32(0), np.finfo(np.float32).min
 
 
 class Opening:
@@ -29,31 +35,30 @@ class Opening:
     def __init__(self, decoder: Decoder) -> None:
         c, linear, skip = decoder.config, decoder.prefix_network[0], decoder.skip
         assert skip is not None
-        self._bounds = [*decoder.starts.tolist(), c.vocabulary]
-        first, both = np.cumsum(c.sizes[:2])
-        self._written = np.append(np.arange(ROWS)[:, None] * both + [0, first], ROWS * both)
-        self._left = np.array(self._bounds[2:]) - self._bounds[2]
-        self._path = bits(torch.cat([skip, linear.weight]))
+        self._sizes, self._start, self._vocabulary = c.sizes, int(decoder.starts[0]), c.vocabulary
+        self._path = linear_bits(torch.cat([skip, linear.weight]))
         self._all = np.arange(len(self._path))
         self._prefix_bias = floats(linear.bias).reshape(c.prefix, c.d_model)
         self._prefix_norm = floats(decoder.prefix_norm.weight)
         self._begun, self._wanted = begun(decoder)
         self._bias = floats(decoder.causal_bias(2)[:, 1].diff()[:, 0])
-        inner = c.heads * c.d_kv
-        self._heads = (ROWS, 3, c.heads, c.d_kv)
-        self._shapes = [
-            *((ROWS, size) for size in (c.d_model, c.d_model, c.d_model, 3 * inner, inner)),
-            (c.heads * ROWS, c.d_model), (c.heads * ROWS, c.d_model), (ROWS, c.d_ff), (ROWS, int(both)),
-        ]
         self._layers = [_Layer(block) for block in decoder.blocks]
         self._final_norm = floats(decoder.scaled(decoder.final_norm.weight))
-        self._output = bits(decoder.output_table[decoder.rows(0).start : decoder.rows(1).stop])
+        self._output = Product.of(decoder.output_table[decoder.rows(0).start : decoder.rows(1).stop])
+        d, inner, prefix = c.d_model, c.heads * c.d_kv, rounded(c.prefix)
+        self._heads = (ROWS, 3, c.heads, c.d_kv)
+        self._shapes = [(ROWS, d), (ROWS, d), (ROWS, d), (ROWS, 3 * inner), (ROWS, inner), (ROWS, c.d_ff)]
+        self._shapes += [(c.heads * ROWS, d), (c.heads * ROWS, prefix), (c.heads * ROWS, d)]
+        self._shapes += [(ROWS, rounded(c.sizes[0] + c.sizes[1]))]
+        self._scores = Layout(c.heads, prefix // LANES, d, 0, ROWS * d, d, ROWS * prefix, prefix)
+        self._mix = Layout(c.heads, d // LANES, prefix, 0, ROWS * prefix, prefix, ROWS * d, d)
 
     @staticmethod
     def fits(decoder: Decoder) -> bool:
         """Whether the layers write just two levels, the first of few codes, and all weights are half-precision."""
         c = decoder.config
         shape = c.written == 2 < len(c.sizes) and c.sizes[0] < ROWS and not c.prefix_hidden
+        shape = shape and not any(size % LANES for size in (c.d_model, c.d_kv, c.d_ff)) and len(set(c.sizes[1:])) == 1
         return shape and all(bool((weight.half() == weight).all()) for weight in decoder.parameters())
 
     def __call__(self, z: Floats) -> tuple[Floats, Floats, Floats, Floats]:
@@ -62,54 +67,108 @@ class Opening:
         (sizes[0],) and (sizes[0], sizes[1]). Then what the linear path adds to the logits, (vocabulary,), and its
         log-probabilities of all other levels, one after the other.
         """
-        bounds = self._bounds
         products = half_products(self._path, self._all, z)
-        direct, prefix = products[: bounds[-1]], products[bounds[-1] :].reshape(self._prefix_bias.shape)
+        direct, prefix = products[: self._vocabulary], products[self._vocabulary :].reshape(self._prefix_bias.shape)
         normed(prefix, self._prefix_bias, self._prefix_norm, prefix)
-        x, y, change, qkv, seen, mixed, wanted, wide, written = (np.empty(shape, np.float32) for shape in self._shapes)
+        keys, values = packed(prefix), packed(np.ascontiguousarray(prefix.T))
+        x, y, change, qkv, seen, wide, wanted, shares, mixed, logits = (np.empty(s, np.float32) for s in self._shapes)
         x[:] = self._begun
-        look(prefix, self._wanted, mixed)
         for i, layer in enumerate(self._layers):
             if i:
                 normed(x, change, layer.self_norm, y)
-                multiply(layer.self_qkv, y, qkv, LEAST)
+                multiply(*layer.self_qkv, y, qkv, LEAST)
                 look_back(qkv.reshape(self._heads), self._bias, seen)
-                multiply(layer.self_out, seen, change, LEAST)
+                multiply(*layer.self_out, seen, change, LEAST)
                 normed(x, change, layer.cross_norm, y)
-                multiply(layer.cross_q, y, seen, LEAST)
-                turn(layer.keys, seen, wanted)
-                look(prefix, wanted, mixed)
-            multiply(layer.values, mixed, seen, LEAST)
-            multiply(layer.cross_out, seen, change, LEAST)
+                multiply(*layer.cross_q, y, seen, LEAST)
+                multiply(*layer.keys, seen, wanted, LEAST)
+            multiply(keys, self._scores, wanted if i else self._wanted, shares, LEAST)
+            softmax(shares, len(prefix))
+            multiply(values, self._mix, shares, mixed, LEAST)
+            multiply(*layer.values, mixed, seen, LEAST)
+            multiply(*layer.cross_out, seen, change, LEAST)
             normed(x, change, layer.ff_norm, y)
-            multiply(layer.ff_in, y, wide, ZERO)
-            multiply(layer.ff_out, wide, change, LEAST)
+            multiply(*layer.ff_in, y, wide, ZERO)
+            multiply(*layer.ff_out, wide, change, LEAST)
         normed(x, change, self._final_norm, y)
-        multiply(self._output, y, written, LEAST)
-        written += direct[bounds[0] : bounds[2]]
-        left = direct[bounds[2] :].copy()
-        log_softmax(written.reshape(-1), self._written)
-        log_softmax(left, self._left)
-        size = bounds[1] - bounds[0]
-        return written[0, :size], written[1 : size + 1, size:], direct, left
+        multiply(*self._output, y, logits, LEAST)
+        first, size = self._sizes[:2]
+        modality = logits[0, :first] + direct[self._start : self._start + first]
+        levels = direct[self._start + first :].reshape(-1, size)
+        second = log_softmax(logits[1 : first + 1, first : first + size] + levels[0])
+        return log_softmax(modality), second, direct, log_softmax(levels[1:]).reshape(-1)
+
+
+class Layout(NamedTuple):
+    """How a matrix and what is multiplied with it stand in memory.
+
+    groups: of rows, ROWS each, that have weights of their own; panels: LANES results each; dim: numbers to be summed.
+    The others: how far it is from one group's weights to the next, and from one group and row to the next of x and y.
+    """
+
+    groups: int
+    panels: int
+    dim: int
+    weights_group: int
+    x_group: int
+    x_row: int
+    y_group: int
+    y_row: int
+
+
+class Product(NamedTuple):
+    weights: NDArray[np.int16]
+    layout: Layout
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "Product":
+        """weight: (m, d). x: (ROWS, d), y: (ROWS, m)"""
+        m, d = rounded(len(weight)), weight.shape[1]
+        return cls(packed(half(weight)).view(np.int16), Layout(1, m // LANES, d, 0, 0, d, 0, m))
+
+    @classmethod
+    def of_heads(cls, weight: Tensor) -> "Product":
+        """weight: (heads, m, d). x: (heads * ROWS, d), y: (ROWS, heads * m)"""
+        heads, m, d = weight.shape
+        weights = np.stack([packed(half(part)) for part in weight]).view(np.int16)
+        return cls(weights.reshape(-1), Layout(heads, m // LANES, d, m * d, ROWS * d, d, m, heads * m))
+
+    @classmethod
+    def to_heads(cls, weight: Tensor) -> "Product":
+        """weight: (heads, m, d). x: (ROWS, heads * d), y: (heads * ROWS, m)"""
+        heads, m, d = weight.shape
+        weights = np.stack([packed(half(part)) for part in weight]).view(np.int16)
+        return cls(weights.reshape(-1), Layout(heads, m // LANES, d, m * d, d, heads * d, ROWS * m, m))
+
+
+def rounded(size: int) -> int:
+    return -(-size // LANES) * LANES
+
+
+def packed(weight: NDArray[Any]) -> NDArray[Any]:
+    """(m, d) -> (m * d,): in the order in which `multiply` needs them, and zeros for as many rows as it wants."""
+    m, d = weight.shape
+    if m % LANES:
+        weight = np.concatenate([weight, np.zeros((rounded(m) - m, d), weight.dtype)])
+    return weight.reshape(-1, LANES, d).transpose(0, 2, 1).reshape(-1)
 
 
 class _Layer:
-    """Weights as the compiled functions want them."""
+    """A block's weights."""
 
     def __init__(self, block: Block) -> None:
-        keys, values = block.cross_kv.weight.chunk(2)
+        keys, values = (part.unflatten(0, (block.heads, -1)) for part in block.cross_kv.weight.chunk(2))
         self.self_norm, self.cross_norm, self.ff_norm = (
             floats(norm.weight) for norm in (block.self_norm, block.cross_norm, block.ff_norm)
         )
-        self.self_qkv, self.self_out = bits(block.self_qkv.weight), bits(block.self_out.weight)
-        self.cross_q, self.cross_out = bits(block.cross_q.weight), bits(block.cross_out.weight)
-        self.keys, self.values = bits(keys), bits(values)
-        self.ff_in, self.ff_out = bits(block.ff_in.weight), bits(block.ff_out.weight)
+        self.self_qkv, self.self_out = Product.of(block.self_qkv.weight), Product.of(block.self_out.weight)
+        self.cross_q, self.cross_out = Product.of(block.cross_q.weight), Product.of(block.cross_out.weight)
+        self.keys, self.values = Product.to_heads(keys.transpose(1, 2)), Product.of_heads(values)
+        self.ff_in, self.ff_out = Product.of(block.ff_in.weight), Product.of(block.ff_out.weight)
 
 
 def begun(decoder: Decoder) -> tuple[Floats, Floats]:
-    """The tokens when they first turn to the prefix, (ROWS, d_model), and what they look for there, as from `turn`."""
+    """The tokens when they first turn to the prefix, (ROWS, d_model), and what each head looks for in it."""
     block, codes = decoder.blocks[0], decoder.table[decoder.rows(0)]
     with torch.inference_mode():
         codes = torch.cat([codes, codes.new_zeros(ROWS - 1 - len(codes), codes.shape[1])])
@@ -127,100 +186,109 @@ def floats(weight: Tensor) -> Floats:
     return values
 
 
-def bits(weight: Tensor) -> Bits:
-    values: Bits = np.ascontiguousarray(weight.detach().half().cpu().numpy()).view(np.int16)
+def half(weight: Tensor) -> NDArray[np.float16]:
+    values: NDArray[np.float16] = weight.detach().half().cpu().numpy()
     return values
 
 
-# Compiled. Tokens are always ROWS together, so that a weight is fetched once for all; weights are taken by twos, because
-# adding up is then the longest part of the work. With heads, rows of vectors stand head by head.
+def linear_bits(weight: Tensor) -> NDArray[np.int16]:
+    return np.ascontiguousarray(half(weight)).view(np.int16)
+
+
+def log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    normal: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return normal
+
+
+# Compiled
+
+
+@njit(cache=True, nogil=True)
+def multiply(weights, layout, x, y, least):  # type: ignore[no-untyped-def]
+    """y = max(x weights^T, least)."""
+    groups, panels, dim, weights_group, x_group, x_row, y_group, y_row = layout
+    for group in range(groups):
+        for panel in range(panels):
+            at = group * weights_group + panel * dim * LANES
+            multiply_panel(
+                weights, at, x, group * x_group, x_row, y, group * y_group + panel * LANES, y_row, dim, least
+            )
+
+
+@intrinsic
+def multiply_panel(_, weights, at, x, x_at, x_row, y, y_at, y_row, dim, least):  # type: ignore[no-untyped-def]
+    """LANES results of each row, which stay in registers until they are summed up."""
+    one = ir.FloatType()
+    vector = ir.VectorType(one, WIDE)
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        weights, x, y = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 2, 5))
+        at, x_at, x_row, y_at, y_row, dim, least = (args[i] for i in (1, 3, 4, 6, 7, 8, 9))
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), WIDE), [0] * WIDE)
+
+        def spread(value):  # type: ignore[no-untyped-def]
+            first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+            return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), lanes)
+
+        def place(array, *offsets):  # type: ignore[no-untyped-def]
+            total = offsets[0]
+            for offset in offsets[1:]:
+                total = builder.add(total, offset)
+            return builder.gep(array, [total])
+
+        def word(value):  # type: ignore[no-untyped-def]
+            return ir.IntType(64)(value)
+
+        halves = isinstance(signature.args[0].dtype, types.Integer)
+        kept = ir.VectorType(ir.HalfType(), WIDE) if halves else vector
+        sums = [[cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * WIDE)) for _ in range(2)] for _ in range(ROWS)]
+        for parts in sums:
+            for total in parts:
+                builder.store(ir.Constant(vector, [0.0] * WIDE), total)
+        with cgutils.for_range(builder, dim) as loop:
+            start = builder.add(at, builder.mul(loop.index, word(LANES)))
+            values = []
+            for part in range(2):
+                pointer = builder.bitcast(place(weights, start, word(part * WIDE)), kept.as_pointer())
+                value = builder.load(pointer, align=2 if halves else 4)
+                values.append(builder.fpext(value, vector) if halves else value)
+            for row in range(ROWS):
+                factor = spread(builder.load(place(x, x_at, builder.mul(x_row, word(row)), loop.index)))
+                for value, total in zip(values, sums[row], strict=True):
+                    product = builder.fmul(factor, value, flags=("contract",))
+                    builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+        lowest = spread(least)
+        for row in range(ROWS):
+            for part in range(2):
+                total = builder.load(sums[row][part])
+                total = builder.select(builder.fcmp_ordered(">", total, lowest), total, lowest)
+                to = place(y, y_at, builder.mul(y_row, word(row)), word(part * WIDE))
+                builder.store(total, builder.bitcast(to, vector.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.none(weights, types.int64, x, types.int64, types.int64, y, types.int64, types.int64, types.int64, least), codegen
 
 
 @njit(cache=True, nogil=True, fastmath=True)
-def multiply(weights, x, y, least):  # type: ignore[no-untyped-def]
-    """y = max(x weights^T, least)
-
-    weights: (m, d) bits; x: (ROWS, d), or (heads * ROWS, d) for the weights of each head; y: (ROWS, m).
-    """
-    rows, dim = weights.shape
-    size = rows * ROWS // len(x)
-    for n in range(0, len(x), ROWS):
-        a, b, c, d = x[n], x[n + 1], x[n + 2], x[n + 3]
-        start = n // ROWS * size
-        for m in range(start, start + size, 2):
-            other = min(m + 1, start + size - 1)
-            one, two = weights[m], weights[other]
-            one_a, one_b, one_c, one_d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-            two_a, two_b, two_c, two_d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-            for i in range(dim):
-                value = single(one[i])
-                one_a += value * a[i]
-                one_b += value * b[i]
-                one_c += value * c[i]
-                one_d += value * d[i]
-                value = single(two[i])
-                two_a += value * a[i]
-                two_b += value * b[i]
-                two_c += value * c[i]
-                two_d += value * d[i]
-            y[0, m], y[1, m] = max(one_a, least), max(one_b, least)
-            y[2, m], y[3, m] = max(one_c, least), max(one_d, least)
-            y[0, other], y[1, other] = max(two_a, least), max(two_b, least)
-            y[2, other], y[3, other] = max(two_c, least), max(two_d, least)
-
-
-@njit(cache=True, nogil=True, fastmath=True)
-def turn(weights, x, y):  # type: ignore[no-untyped-def]
-    """weights: (m, d) bits; x: (ROWS, m) -> (heads * ROWS, d), the sums of each head's weights, taken x times.
-
-    A product with the key of something is the product of this sum with the thing itself.
-    """
-    rows, dim = weights.shape
-    size = rows * ROWS // len(y)
-    for n in range(0, len(y), ROWS):
-        a, b, c, d = y[n], y[n + 1], y[n + 2], y[n + 3]
-        for i in range(dim):
-            a[i] = b[i] = c[i] = d[i] = np.float32(0)
-        start = n // ROWS * size
-        for m in range(start, start + size):
-            row = weights[m]
-            by_a, by_b, by_c, by_d = x[0, m], x[1, m], x[2, m], x[3, m]
-            for i in range(dim):
-                value = single(row[i])
-                a[i] += by_a * value
-                b[i] += by_b * value
-                c[i] += by_c * value
-                d[i] += by_d * value
-
-
-@njit(cache=True, nogil=True, fastmath=True)
-def look(prefix, wanted, seen):  # type: ignore[no-untyped-def]
-    """Attention to the prefix (p, d). wanted: (n, d), as from `turn` -> (n, d), what each one sees of it."""
-    shares = np.empty(len(prefix), np.float32)
-    for n in range(len(wanted)):
-        q, to, highest, total = wanted[n], seen[n], np.float32(-3e38), np.float32(0)
-        for p in range(len(prefix)):
-            at, product = prefix[p], np.float32(0)
-            for i in range(len(q)):
-                product += q[i] * at[i]
-            shares[p] = product
-            highest = max(highest, product)
-        for p in range(len(prefix)):
-            shares[p] = np.exp(shares[p] - highest)
-            total += shares[p]
-        for i in range(len(q)):
-            to[i] = np.float32(0)
-        for p in range(len(prefix)):
-            at, share = prefix[p], shares[p] / total
-            for i in range(len(q)):
-                to[i] += share * at[i]
+def softmax(scores, count):  # type: ignore[no-untyped-def]
+    """In place, of the first so many of each row; the others become 0."""
+    for n in range(len(scores)):
+        row, highest, total = scores[n], scores[n, 0], np.float32(0)
+        for i in range(count):
+            highest = max(highest, row[i])
+        for i in range(len(row)):
+            row[i] = np.exp(row[i] - highest) if i < count else np.float32(0)
+            total += row[i]
+        for i in range(len(row)):
+            row[i] /= total
 
 
 @njit(cache=True, nogil=True, fastmath=True)
 def look_back(qkv, bias, seen):  # type: ignore[no-untyped-def]
     """Self-attention of tokens that see the first one and themselves.
 
-    qkv: (ROWS, 3, heads, d_kv); bias: (heads,), how much more a token counts for itself -> (ROWS, heads * d_kv).
+    qkv: (ROWS, 3, heads, d_kv); bias: (heads,), how much more a token counts for itself; seen: (ROWS, heads * d_kv).
     """
     _, _, heads, size = qkv.shape
     for n in range(ROWS):
@@ -237,7 +305,7 @@ def look_back(qkv, bias, seen):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, fastmath=True)
 def normed(x, change, weight, y):  # type: ignore[no-untyped-def]
-    """Adds the change to x, (n, d) -> T5's norm of each row."""
+    """Adds the change to x, (n, d), and leaves T5's norm of each row in y."""
     for n in range(len(x)):
         row, added, to, square = x[n], change[n], y[n], np.float32(0)
         for i in range(len(weight)):
@@ -246,17 +314,3 @@ def normed(x, change, weight, y):  # type: ignore[no-untyped-def]
         factor = np.float32(1) / np.sqrt(square / np.float32(len(weight)) + EPSILON)
         for i in range(len(weight)):
             to[i] = row[i] * factor * weight[i]
-
-
-@njit(cache=True, nogil=True, fastmath=True)
-def log_softmax(scores, bounds):  # type: ignore[no-untyped-def]
-    """scores: (n,), those that belong together from bounds[i] to bounds[i + 1]."""
-    for part in range(len(bounds) - 1):
-        highest, total = scores[bounds[part]], np.float32(0)
-        for i in range(bounds[part], bounds[part + 1]):
-            highest = max(highest, scores[i])
-        for i in range(bounds[part], bounds[part + 1]):
-            total += np.exp(scores[i] - highest)
-        level = highest + np.log(total)
-        for i in range(bounds[part], bounds[part + 1]):
-            scores[i] -= level
