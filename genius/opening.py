@@ -6,6 +6,7 @@ For decoders that fit; all others, and many queries at once, are the business of
 beams. Compiled when first called, once on a machine.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genius.decoder import Block, Decoder, merge_heads, split_heads
-from genius.halves import single
-from genius.walk import half_products
 
 Floats = NDArray[np.float32]
 ROWS = 4  # tokens that go through the layers together: the start of every ID, and the first codes behind it
 WIDE = 8  # numbers in a register
-LANES = 2 * WIDE  # results computed together for each row
+LANES, PATH_LANES = 2 * WIDE, 8 * WIDE  # results computed together, of ROWS rows or of one: as registers allow
 EPSILON = np.float32(1e-6)  # of the norms
+LOWEST = np.float32(-87)  # of which `exp` is not 0
 ZERO, LEAST = np.float32(0), np.finfo(np.float32).min
 
 
@@ -36,9 +36,10 @@ class Opening:
         c, linear, skip = decoder.config, decoder.prefix_network[0], decoder.skip
         assert skip is not None
         self._sizes, self._start, self._vocabulary = c.sizes, int(decoder.starts[0]), c.vocabulary
-        self._path = linear_bits(torch.cat([skip, linear.weight]))
-        self._all = np.arange(len(self._path))
+        self._path = packed(half(torch.cat([skip, linear.weight])), PATH_LANES).view(np.int16)
+        self._products = rounded(c.vocabulary + c.prefix * c.d_model, PATH_LANES)
         self._prefix_bias = floats(linear.bias).reshape(c.prefix, c.d_model)
+        self._end = c.vocabulary + c.prefix * c.d_model
         self._prefix_norm = floats(decoder.prefix_norm.weight)
         self._begun, self._wanted = begun(decoder)
         self._bias = floats(decoder.causal_bias(2)[:, 1].diff()[:, 0])
@@ -67,8 +68,9 @@ class Opening:
         (sizes[0],) and (sizes[0], sizes[1]). Then what the linear path adds to the logits, (vocabulary,), and its
         log-probabilities of all other levels, one after the other.
         """
-        products = half_products(self._path, self._all, z)
-        direct, prefix = products[: self._vocabulary], products[self._vocabulary :].reshape(self._prefix_bias.shape)
+        products = np.empty(self._products, np.float32)
+        multiply_one(self._path, z, products)
+        direct, prefix = products[: self._vocabulary], products[self._vocabulary : self._end].reshape(self._prefix_bias.shape)
         normed(prefix, self._prefix_bias, self._prefix_norm, prefix)
         keys, values = packed(prefix), packed(np.ascontiguousarray(prefix.T))
         x, y, change, qkv, seen, wide, wanted, shares, mixed, logits = (np.empty(s, np.float32) for s in self._shapes)
@@ -83,7 +85,7 @@ class Opening:
                 multiply(*layer.cross_q, y, seen, LEAST)
                 multiply(*layer.keys, seen, wanted, LEAST)
             multiply(keys, self._scores, wanted if i else self._wanted, shares, LEAST)
-            softmax(shares, len(prefix))
+            softmax(shares, len(prefix), False)
             multiply(values, self._mix, shares, mixed, LEAST)
             multiply(*layer.values, mixed, seen, LEAST)
             multiply(*layer.cross_out, seen, change, LEAST)
@@ -93,10 +95,12 @@ class Opening:
         normed(x, change, self._final_norm, y)
         multiply(*self._output, y, logits, LEAST)
         first, size = self._sizes[:2]
-        modality = logits[0, :first] + direct[self._start : self._start + first]
         levels = direct[self._start + first :].reshape(-1, size)
-        second = log_softmax(logits[1 : first + 1, first : first + size] + levels[0])
-        return log_softmax(modality), second, direct, log_softmax(levels[1:]).reshape(-1)
+        modality = logits[:1, :first] + direct[self._start : self._start + first]
+        finer = np.concatenate([logits[1 : first + 1, first : first + size] + levels[0], levels[1:]])
+        softmax(modality, first, True)
+        softmax(finer, size, True)
+        return modality[0], finer[:first], direct, finer[first:].reshape(-1)
 
 
 class Layout(NamedTuple):
@@ -141,16 +145,16 @@ class Product(NamedTuple):
         return cls(weights.reshape(-1), Layout(heads, m // LANES, d, m * d, d, heads * d, ROWS * m, m))
 
 
-def rounded(size: int) -> int:
-    return -(-size // LANES) * LANES
+def rounded(size: int, lanes: int = LANES) -> int:
+    return -(-size // lanes) * lanes
 
 
-def packed(weight: NDArray[Any]) -> NDArray[Any]:
+def packed(weight: NDArray[Any], lanes: int = LANES) -> NDArray[Any]:
     """(m, d) -> (m * d,): in the order in which `multiply` needs them, and zeros for as many rows as it wants."""
     m, d = weight.shape
-    if m % LANES:
-        weight = np.concatenate([weight, np.zeros((rounded(m) - m, d), weight.dtype)])
-    return weight.reshape(-1, LANES, d).transpose(0, 2, 1).reshape(-1)
+    if m % lanes:
+        weight = np.concatenate([weight, np.zeros((rounded(m, lanes) - m, d), weight.dtype)])
+    return weight.reshape(-1, lanes, d).transpose(0, 2, 1).reshape(-1)
 
 
 class _Layer:
@@ -191,17 +195,70 @@ def half(weight: Tensor) -> NDArray[np.float16]:
     return values
 
 
-def linear_bits(weight: Tensor) -> NDArray[np.int16]:
-    return np.ascontiguousarray(half(weight)).view(np.int16)
-
-
-def log_softmax(logits: Floats) -> Floats:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    normal: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return normal
-
-
 # Compiled
+
+
+def panel(rows: int, lanes: int) -> Any:
+    """Multiplies some rows with `lanes` rows of weights; the sums stay in registers until they are complete."""
+
+    @intrinsic
+    def multiplied(_, weights, at, x, x_at, x_row, y, y_at, y_row, dim, least):  # type: ignore[no-untyped-def]
+        """weights, x, y: arrays; at, x_at, y_at: where to begin; x_row, y_row: how far it is to the next row."""
+        whole = types.int64
+        kinds = (weights, whole, x, whole, whole, y, whole, whole, whole, types.float32)
+
+        def codegen(context, builder, _, args):  # type: ignore[no-untyped-def]
+            weights, x, y = (context.make_array(kinds[i])(context, builder, args[i]).data for i in (0, 2, 5))
+            at, x_at, x_row, y_at, y_row, dim, least = (args[i] for i in (1, 3, 4, 6, 7, 8, 9))
+            write = _Writer(builder)
+            nothing = ir.Constant(VECTOR, [0.0] * WIDE)
+            sums = [[cgutils.alloca_once(builder, VECTOR) for _ in range(lanes // WIDE)] for _ in range(rows)]
+            for part in itertools.chain(*sums):
+                builder.store(nothing, part)
+            with cgutils.for_range(builder, dim) as loop:
+                start = builder.add(at, builder.mul(loop.index, at.type(lanes)))
+                values = [write.load(weights, start, part) for part in range(0, lanes, WIDE)]
+                for row, parts in enumerate(sums):
+                    place = builder.add(builder.add(x_at, builder.mul(x_row, at.type(row))), loop.index)
+                    factor = write.spread(builder.load(builder.gep(x, [place])))
+                    for value, part in zip(values, parts, strict=True):
+                        product = builder.fmul(factor, value, flags=("contract",))
+                        builder.store(builder.fadd(builder.load(part), product, flags=("contract",)), part)
+            lowest = write.spread(least)
+            for row, parts in enumerate(sums):
+                for i, part in enumerate(parts):
+                    value = builder.load(part)
+                    value = builder.select(builder.fcmp_ordered(">", value, lowest), value, lowest)
+                    place = builder.add(builder.add(y_at, builder.mul(y_row, at.type(row))), at.type(i * WIDE))
+                    builder.store(value, builder.bitcast(builder.gep(y, [place]), VECTOR.as_pointer()), align=4)
+            return context.get_dummy_value()
+
+        return types.none(*kinds), codegen
+
+    return multiplied
+
+
+class _Writer:
+    def __init__(self, builder):
+        self.builder = builder
+
+    def load(self, array, start, offset):
+        builder = self.builder
+        kept = array.type.pointee
+        halves = isinstance(kept, ir.IntType)
+        vector = ir.VectorType(ir.HalfType(), WIDE) if halves else VECTOR
+        pointer = builder.bitcast(builder.gep(array, [builder.add(start, start.type(offset))]), vector.as_pointer())
+        value = builder.load(pointer, align=2 if halves else 4)
+        return builder.fpext(value, VECTOR) if halves else value
+
+    def spread(self, value):
+        nothing = ir.Constant(VECTOR, ir.Undefined)
+        first = self.builder.insert_element(nothing, value, ir.IntType(32)(0))
+        return self.builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(ir.IntType(32), WIDE), [0] * WIDE))
+
+
+VECTOR = ir.VectorType(ir.FloatType(), WIDE)
+of_rows, of_one = panel(ROWS, LANES), panel(1, PATH_LANES)
 
 
 @njit(cache=True, nogil=True)
@@ -210,78 +267,51 @@ def multiply(weights, layout, x, y, least):  # type: ignore[no-untyped-def]
     groups, panels, dim, weights_group, x_group, x_row, y_group, y_row = layout
     for group in range(groups):
         for panel in range(panels):
-            at = group * weights_group + panel * dim * LANES
-            multiply_panel(
-                weights, at, x, group * x_group, x_row, y, group * y_group + panel * LANES, y_row, dim, least
-            )
+            at, y_at = group * weights_group + panel * dim * LANES, group * y_group + panel * LANES
+            of_rows(weights, at, x, group * x_group, x_row, y, y_at, y_row, dim, least)
 
 
-@intrinsic
-def multiply_panel(_, weights, at, x, x_at, x_row, y, y_at, y_row, dim, least):  # type: ignore[no-untyped-def]
-    """LANES results of each row, which stay in registers until they are summed up."""
-    one = ir.FloatType()
-    vector = ir.VectorType(one, WIDE)
+@njit(cache=True, nogil=True)
+def multiply_one(weights, x, y):  # type: ignore[no-untyped-def]
+    """y = weights x. weights: (m, d), packed; x: (d,), y: (m,)."""
+    for m in range(0, len(y), PATH_LANES):
+        of_one(weights, m * len(x), x, 0, 0, y, m, 0, len(x), LEAST)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        weights, x, y = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 2, 5))
-        at, x_at, x_row, y_at, y_row, dim, least = (args[i] for i in (1, 3, 4, 6, 7, 8, 9))
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), WIDE), [0] * WIDE)
 
-        def spread(value):  # type: ignore[no-untyped-def]
-            first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-            return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), lanes)
-
-        def place(array, *offsets):  # type: ignore[no-untyped-def]
-            total = offsets[0]
-            for offset in offsets[1:]:
-                total = builder.add(total, offset)
-            return builder.gep(array, [total])
-
-        def word(value):  # type: ignore[no-untyped-def]
-            return ir.IntType(64)(value)
-
-        halves = isinstance(signature.args[0].dtype, types.Integer)
-        kept = ir.VectorType(ir.HalfType(), WIDE) if halves else vector
-        sums = [[cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * WIDE)) for _ in range(2)] for _ in range(ROWS)]
-        for parts in sums:
-            for total in parts:
-                builder.store(ir.Constant(vector, [0.0] * WIDE), total)
-        with cgutils.for_range(builder, dim) as loop:
-            start = builder.add(at, builder.mul(loop.index, word(LANES)))
-            values = []
-            for part in range(2):
-                pointer = builder.bitcast(place(weights, start, word(part * WIDE)), kept.as_pointer())
-                value = builder.load(pointer, align=2 if halves else 4)
-                values.append(builder.fpext(value, vector) if halves else value)
-            for row in range(ROWS):
-                factor = spread(builder.load(place(x, x_at, builder.mul(x_row, word(row)), loop.index)))
-                for value, total in zip(values, sums[row], strict=True):
-                    product = builder.fmul(factor, value, flags=("contract",))
-                    builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
-        lowest = spread(least)
-        for row in range(ROWS):
-            for part in range(2):
-                total = builder.load(sums[row][part])
-                total = builder.select(builder.fcmp_ordered(">", total, lowest), total, lowest)
-                to = place(y, y_at, builder.mul(y_row, word(row)), word(part * WIDE))
-                builder.store(total, builder.bitcast(to, vector.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.none(weights, types.int64, x, types.int64, types.int64, y, types.int64, types.int64, types.int64, least), codegen
+@njit(cache=True, nogil=True, fastmath=True, inline="always")
+def exp(x):  # type: ignore[no-untyped-def]
+    """e^x for -87 <= x <= 0, as exactly as float32 allows; unlike `np.exp` many at once."""
+    power = np.int32(x * np.float32(1.44269504) - np.float32(0.5))
+    rest = x - np.float32(power) * np.float32(0.693147181)
+    series = np.float32(1.9875691500e-4)
+    series = series * rest + np.float32(1.3981999507e-3)
+    series = series * rest + np.float32(8.3334519073e-3)
+    series = series * rest + np.float32(4.1665795894e-2)
+    series = series * rest + np.float32(1.6666665459e-1)
+    series = series * rest + np.float32(5.0000001201e-1)
+    series = series * rest * rest + rest + np.float32(1)
+    return series * np.int32((power + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 @njit(cache=True, nogil=True, fastmath=True)
-def softmax(scores, count):  # type: ignore[no-untyped-def]
-    """In place, of the first so many of each row; the others become 0."""
+def softmax(scores, count, log):  # type: ignore[no-untyped-def]
+    """In place, of the first `count` of each row, or its logarithm; what is behind becomes 0."""
     for n in range(len(scores)):
         row, highest, total = scores[n], scores[n, 0], np.float32(0)
         for i in range(count):
             highest = max(highest, row[i])
-        for i in range(len(row)):
-            row[i] = np.exp(row[i] - highest) if i < count else np.float32(0)
-            total += row[i]
-        for i in range(len(row)):
-            row[i] /= total
+        for i in range(count):
+            row[i] -= highest
+            total += exp(max(row[i], LOWEST))
+        if log:
+            level = np.log(total)
+            for i in range(count):
+                row[i] -= level
+        else:
+            for i in range(count):
+                row[i] = exp(max(row[i], LOWEST)) / total
+            for i in range(count, len(row)):
+                row[i] = np.float32(0)
 
 
 @njit(cache=True, nogil=True, fastmath=True)
