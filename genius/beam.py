@@ -95,9 +95,8 @@ def check(engine: Engine, trie: Trie, z: NDArray[np.float32], widths: Ints) -> N
         raise GeniusError(f"Query vectors must have shape (queries, {dim}), but got {tuple(z.shape)}.")
     finite = np.isfinite(z)
     if not finite.all():
-        raise GeniusError(
-            f"The vector of query {int(np.argmin(finite.all(axis=1)))} has values that are not finite; check what encoded it."
-        )
+        query = int(np.argmin(finite.all(axis=1)))
+        raise GeniusError(f"The vector of query {query} has values that are not finite; check what encoded it.")
     if len(widths) and widths.min() < 1:
         raise GeniusError(f"The beam width is {widths.min()}; it must be at least 1.")
 

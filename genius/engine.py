@@ -23,13 +23,16 @@ from genius.opening import Opening
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
+FEW = 4  # queries whose search is begun one after the other: with more, ONNX Runtime's threads have enough to do
+
 
 class Engine:
     """A decoder's weights, copied, and the networks that search with them.
 
     threads: how many cores it may use; as many as torch, if not given.
     int8: the layers' weights are rounded to eight bits and their inputs with them: about twice as fast, nearly the same
-      answers. Inputs are rounded together, so that a query's scores depend a little on the queries beside it.
+      answers. Inputs are rounded together, so that a query's scores depend a little on the queries beside it. Not the
+      weights that few queries begin with: see `genius.opening`.
     """
 
     def __init__(self, decoder: Decoder, threads: int | None = None, int8: bool = False) -> None:
@@ -64,10 +67,11 @@ class Engine:
         Returns m + 1 log-probabilities: of level 0, ..., m, each (q, w, sizes[level]) and given the codes before it.
         """
         queries, beams, given = codes.shape
-        if queries == 1 and given == 1 and self._alone is not None:
-            first, second, direct, left = self._alone(z[0])
-            state = State([], direct[None, None], left[None], [], beams, 2)
-            return state, [np.repeat(first[None, None], beams, axis=1), second[codes[..., 0]]]
+        if queries <= FEW and given == 1 and self._few is not None:
+            first, second, direct, left = self._few(z)
+            state = State([], direct[:, None], left, [], beams, 2)
+            behind = second[np.arange(queries)[:, None], codes[..., 0]]
+            return state, [np.repeat(first[:, None], beams, axis=1), behind]
         tokens = np.zeros((*codes.shape[:2], given + 1), np.int64)  # the first one is the start of every ID
         tokens[..., 1:] = codes + self.row_bounds[:given]
         tokens = tokens[..., : self.written]
@@ -148,9 +152,9 @@ class Engine:
     # The networks, each made when it is first needed
 
     @cached_property
-    def _alone(self) -> Opening | None:
-        """For one query at a time."""
-        return Opening(self.decoder) if not self.int8 and Opening.fits(self.decoder) else None
+    def _few(self) -> Opening | None:
+        """What a search for few queries begins with, where the decoder is made for that."""
+        return Opening(self.decoder) if Opening.fits(self.decoder) else None
 
     @cached_property
     def _opening(self) -> onnxruntime.InferenceSession:
