@@ -76,7 +76,7 @@ class Opening:
         finer = np.empty((len(z), self._first + self._levels - 2, self._size), np.float32)
         for query, *found in zip(z, products, first, finer, strict=True):
             self._open(query, *found)
-        left = finer[:, self._first :].reshape(len(z), -1)
+        left = np.ascontiguousarray(finer[:, self._first :].reshape(len(z), -1))
         return first[:, 0], finer[:, : self._first], products[:, : self._vocabulary], left
 
     def _open(self, z: Floats, products: Floats, first: Floats, finer: Floats) -> None:

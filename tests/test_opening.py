@@ -66,6 +66,8 @@ def test_an_engine_says_the_same_of_few_queries_as_of_many(config: DecoderConfig
     expected += [state.direct, state.left, engine.step(state, codes[..., 0], codes[..., 0] * 0)]
     for few in (slice(0, 1), slice(1, FEW + 1)):
         begun, found = engine.open(z[few], codes[few])
+        contiguous = [values.flags.c_contiguous for values in (*found, begun.left, begun.direct[-1, 0])]
+        assert all(contiguous)  # or the loops of `genius.walk` would be compiled once more
         found += [begun.direct, begun.left, engine.step(begun, codes[few, :, 0], codes[few, :, 0] * 0)]
         assert (begun.beams, begun.length) == (state.beams, state.length)
         for got, whole in zip(found, expected, strict=True):
