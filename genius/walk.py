@@ -1,7 +1,8 @@
 """The inner loops of search, compiled: a few nanoseconds a node or item instead of a few microseconds.
 
 Arrays in, arrays out, those of `Trie` among them: codes, change, starts, start_bounds. Knows nothing of decoders, and
-of items only their positions in the trie's order. Compiled when first called, once on a machine.
+of items only their positions in the trie's order. Compiled when first called, once on a machine: a function of one
+caller as a part of it, which takes less time.
 """
 
 import numpy as np
@@ -103,7 +104,7 @@ def grow(  # type: ignore[no-untyped-def]
     return to_query[:end], to_parent[:end], to_lo[:end], to_hi[:end], to_score[:end], few, settled, reached
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def expand(  # type: ignore[no-untyped-def]
     codes, change, starts, start_bounds, level, lo, hi, score, row, log_probs, width, enough, fill
 ):
@@ -162,7 +163,7 @@ def filled(  # type: ignore[no-untyped-def]
     return to_lo, to_hi, to_score
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def nearest(  # type: ignore[no-untyped-def]
     codes, change, starts, start_bounds, lo, hi, products, rows, without_lo, without_hi, count
 ):
