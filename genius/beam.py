@@ -73,8 +73,8 @@ def beam_search(
     A query's beams do not depend on the queries beside it.
     """
     vectors = np.ascontiguousarray(z, dtype=np.float32)
-    widths = np.broadcast_to(np.asarray(width, dtype=np.int64), len(vectors))
-    wanted = np.broadcast_to(np.asarray(-1 if modality is None else modality, dtype=np.int64), len(vectors))
+    each = np.zeros(len(vectors), np.int64)
+    widths, wanted = each + np.asarray(width), each + np.asarray(-1 if modality is None else modality)
     check(engine, trie, vectors, widths)
     found: list[Beams] = []
     tokens = max(1, engine.written // 2) if tails and max_items is None else 1  # of a beam at once; a tail has more
@@ -94,11 +94,10 @@ def check(engine: Engine, trie: Trie, z: NDArray[np.float32], widths: Ints) -> N
         raise GeniusError(f"The trie's highest codes are {trie.highest}, but the decoder's levels have {sizes} codes.")
     if z.ndim != 2 or z.shape[1] != dim:
         raise GeniusError(f"Query vectors must have shape (queries, {dim}), but got {tuple(z.shape)}.")
-    finite = np.isfinite(z).all(axis=1)
+    finite = np.isfinite(z)
     if not finite.all():
-        raise GeniusError(
-            f"The vector of query {int(np.argmin(finite))} has values that are not finite; check what encoded it."
-        )
+        query = int(np.argmin(finite.all(axis=1)))
+        raise GeniusError(f"The vector of query {query} has values that are not finite; check what encoded it.")
     if len(widths) and widths.min() < 1:
         raise GeniusError(f"The beam width is {widths.min()}; it must be at least 1.")
 
@@ -175,31 +174,31 @@ class Search:
         self.live: Ints  # set by `run`
         self.found: dict[int, Beams] = {}
         self.level = 1  # codes decided by the beams in front
-        self.roots = trie.starts[: trie.start_bounds[1]].astype(np.int64)  # the first nodes: where they begin
         self.state: State  # these as soon as a query needs decoding at all
         self.front: Front
         self.log_probs: NDArray[np.float32]
 
     def run(self, z: NDArray[np.float32]) -> list[Beams]:
         """z: (q, dim)"""
-        ends, codes = np.append(self.roots[1:], len(self.trie)), self.trie.codes[0][self.roots].astype(np.int64)
+        roots, ends, codes = self.trie.roots
         possible = (self.wanted[:, None] < 0) | (self.wanted[:, None] == codes)  # (q, roots)
-        few = possible @ (ends - self.roots) <= self.max_items
+        few = possible @ (ends - roots) <= self.max_items
         for query in np.flatnonzero(few).tolist():
-            lo, hi = self.roots[possible[query]], ends[possible[query]]
+            lo, hi = roots[possible[query]], ends[possible[query]]
             self.found[query] = Beams(lo, hi, np.zeros(len(lo)), 1, len(lo))
         self.live = np.flatnonzero(~few)
         if len(self.live):
-            self.open(z[self.live], possible[self.live], codes, ends)
+            self.open(z[self.live], possible[self.live])
         while len(self.live):
             self.descend()
         return [self.found[query] for query in range(len(self.widths))]
 
-    def open(self, z: NDArray[np.float32], possible: Mask, codes: Ints, ends: Ints) -> None:
-        """Score the first nodes and, in the same pass, what may follow them. possible: (q, roots); codes, ends: theirs.
+    def open(self, z: NDArray[np.float32], possible: Mask) -> None:
+        """Score the first nodes and, in the same pass, what may follow them. possible: (q, roots)
 
         As many nodes are scored for each query as for the one with the most.
         """
+        roots, ends, codes = self.trie.roots
         count = possible.sum(axis=1)
         nodes = np.argsort(~possible, axis=1, kind="stable")[:, : count.max()]
         self.state, (scored, *following) = self.engine.open(z, codes[nodes][..., None][..., : self.trie.levels - 1])
@@ -208,7 +207,7 @@ class Search:
             self.trie.change,
             self.trie.levels,
             codes,
-            self.roots,
+            roots,
             ends,
             nodes,
             count,
@@ -278,7 +277,7 @@ class Search:
 
     def over(self, settled: Mask) -> Mask:
         """(live,) which queries need no more decoding. settled: whose beams have one ID each."""
-        return np.full(len(settled), self.level == self.trie.levels) | (settled & (not self.tails))
+        return settled & (not self.tails) | (self.level == self.trie.levels)
 
     def leave(self, queries: Mask, level: int | Ints | None = None) -> None:
         """level: how many codes these queries' beams have decided, if not as many as the others'."""
@@ -291,7 +290,7 @@ class Search:
 
     def record(self, front: Front, queries: Ints, level: int | Ints) -> None:
         bounds = np.searchsorted(front.query, np.arange(len(queries) + 1))
-        levels = np.broadcast_to(level, len(queries)).tolist()
+        levels = (np.zeros(len(queries), np.int64) + level).tolist()
         for i, query in enumerate(queries.tolist()):
             part = slice(bounds[i], bounds[i + 1])
             own = bounds[i + 1] - bounds[i]
@@ -308,7 +307,7 @@ class Search:
                 trie.change,
                 trie.starts,
                 trie.start_bounds,
-                self.roots,
+                trie.roots[0],
                 self.state.direct[i, 0],
                 self.engine.row_bounds,
                 beams.lo,

@@ -203,8 +203,8 @@ class Searcher:
         """
         check_search(k, mode, beam, budget, blend)
         fused, embedding = np.asarray(fused, np.float32), np.asarray(embedding, np.float32)
-        bad = np.flatnonzero(~np.isfinite(fused).all(1) | ~np.isfinite(embedding).all(1))
-        if len(bad):
+        if not (np.isfinite(fused).all() and np.isfinite(embedding).all()):
+            bad = np.flatnonzero(~np.isfinite(fused).all(1) | ~np.isfinite(embedding).all(1))
             raise GeniusError(f"The vector of query {bad[0]} holds values that are not numbers (NaN). Check the query.")
         trie = self.trie if among is None else among.trie
         begun = time.perf_counter()
@@ -253,7 +253,7 @@ class Searcher:
             scores = by_codes(fused, trie.ids(at), self._code_vectors)
         if blend:
             scores += blend * beams.logprob[of].astype(np.float32)
-        best = best_of(scores, rows, k)  # ties go to the lower row
+        best = best_of(scores.astype(np.float64), rows, k)  # ties go to the lower row
         return at[best], scores[best]
 
     @cached_property

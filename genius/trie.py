@@ -5,6 +5,7 @@ sorting the others again. Knows nothing of items (a caller's row number stands f
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numba import njit
@@ -48,6 +49,12 @@ class Trie:
     def levels(self) -> int:
         return len(self.codes)
 
+    @cached_property
+    def roots(self) -> tuple[Ints, Ints, Ints]:
+        """The nodes of the first level: lo, hi and code of each."""
+        lo = self.starts[: self.start_bounds[1]].astype(np.int64)
+        return lo, np.append(lo[1:], len(self)), self.codes[0][lo].astype(np.int64)
+
     @property
     def nbytes(self) -> int:
         arrays = (self.codes, self.order, self.change, self.starts)
@@ -78,8 +85,7 @@ class Trie:
 
     def ids(self, at: ArrayLike) -> Ints:
         """The IDs at sorted positions: (...) -> (..., levels)."""
-        at = positions(at)
-        return np.moveaxis(self.codes[:, at], 0, -1).astype(np.int64)
+        return self.codes.T[positions(at)].astype(np.int64)
 
     def single(self, lo: ArrayLike, hi: ArrayLike) -> NDArray[np.bool_]:
         """Whether all items under a node share one ID. Rows are sorted, so the first and the last tell."""
