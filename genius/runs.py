@@ -110,6 +110,11 @@ def codebook_use(codes: np.ndarray, sizes: Sequence[int]) -> list[dict[str, floa
     return levels
 
 
+def _weights(model: dict[str, Any]) -> str:
+    """What names a model and how it searches."""
+    return f"{model.get('fingerprint')}{' in eight bits' if model.get('int8') else ''}"
+
+
 class Run:
     """A run folder. One folder holds one model on one benchmark, asked in one way; see the top of this module."""
 
@@ -122,6 +127,7 @@ class Run:
             "levels": model.quantizer.levels,
             "codes_per_level": model.quantizer.codes_per_level,
             "bytes_per_item": id_bytes(model.sizes),
+            "int8": model.int8,
         }
         self.folder, self.started = folder, time.monotonic()
         self.facts: dict[str, Any] = {"format": FORMAT, "model": about, **facts}
@@ -147,7 +153,7 @@ class Run:
         for key, value in self.facts.items():
             old, new = there.get(key), value
             if key == "model":
-                old, new = (old or {}).get("fingerprint"), new["fingerprint"]
+                old, new = _weights(old or {}), _weights(new)
             if old != new:
                 raise BadData(
                     f"{self.folder} holds a run with another {names.get(key, key)} ({old} there, {new} here). Give "

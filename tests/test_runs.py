@@ -175,6 +175,14 @@ def test_another_model_is_refused(bench: Benchmark, folder: Path) -> None:
         measure(other, bench, folder)
 
 
+def test_weights_of_eight_bits_are_another_run(model: Genius, bench: Benchmark, folder: Path) -> None:
+    rounded = tiny_model()
+    rounded.int8 = True
+    assert rounded.fingerprint == model.fingerprint
+    with pytest.raises(BadData, match=f"another model .{model.fingerprint} there, .* in eight bits here"):
+        measure(rounded, bench, folder)
+
+
 def test_a_benchmark_that_changed_is_refused(model: Genius, bench: Benchmark, folder: Path, tmp_path: Path) -> None:
     same = write_tiny_benchmark(tmp_path / bench.root.name)
     assert len(measure(model, same, folder)) == 8
