@@ -55,6 +55,7 @@ def test_run_json_says_what_was_measured(folder: Path, model: Genius, bench: Ben
         "levels": 3,
         "codes_per_level": 8,
         "bytes_per_item": 11 / 8,
+        "int8": False,
     }
     assert (run["benchmark"], run["split"], run["beam"], run["budget"]) == (bench.root.name, "test", 50, 1000)
     assert (run["limit"], run["prompts"]) == (None, "first")
