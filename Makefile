@@ -5,7 +5,7 @@ BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
-.PHONY: help demo test lint browser screenshots clean
+.PHONY: help demo test lint compiled browser screenshots clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,8 +24,14 @@ demo: .venv/.installed-demo
 
 # The tests' tensors are tiny: one thread is fastest, and gives the same last digits on every machine. Three files of
 # tests run side by side: many of them wait for another process most of the time.
-test: lint browser
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+test: browser
+	@$(MAKE) --no-print-directory -j 2 lint compiled
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
+
+# Modules and inner loops are compiled when first used. One process does so here, or every one of the tests' would.
+compiled: .venv/.installed-dev
+	@$(PYTEST) -k "test_coding or test_index_answers or test_opening" >/dev/null 2>&1 || true
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from genius.encoders.mini import MiniEncoder
     from genius.encoders.minilm import MiniLM
 
-LONGEST = ("test_page", "test_index_crash", "test_whole_run", "test_train_run", "test_serve_corpus", "test_serve_fuzz")
+LONGEST = ("test_page", "test_index_crash", "test_train_run", "test_serve_corpus", "test_serve_fuzz")
 """These begin first: files run side by side, and one that takes a minute at the end would run alone."""
 
 

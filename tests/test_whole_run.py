@@ -1,6 +1,7 @@
 """A whole run with a tiny CLIP, by the commands a user types: train three stages, index, search, evaluate, serve.
 
-On a benchmark of drawings; and, with `-m slow` and GENIUS_BENCH set to a folder in M-BEIR layout, on a slice of that.
+Slow, so run with `-m slow`: on a benchmark of drawings; and, with GENIUS_BENCH set to a folder in M-BEIR layout, on a slice
+of that.
 """
 
 import json
@@ -70,7 +71,10 @@ def slice_of(bench: Benchmark, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=["drawings", pytest.param("slice", marks=pytest.mark.slow)])
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["drawings", "slice"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Benchmark:
     folder = tmp_path / "bench"
     folder.mkdir()
