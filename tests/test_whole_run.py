@@ -1,7 +1,7 @@
 """A whole run with a tiny CLIP, by the commands a user types: train three stages, index, search, evaluate, serve.
 
-Slow, so run with `-m slow`: on a benchmark of drawings; and, with GENIUS_BENCH set to a folder in M-BEIR layout, on a slice
-of that.
+Slow, so run with `-m slow`: on a benchmark of drawings; and, with GENIUS_BENCH set to a folder in M-BEIR layout, on a
+slice of that.
 """
 
 import json
@@ -17,6 +17,8 @@ from serving import running_server
 from tiny_benchmark import write_tiny_benchmark
 
 from genius.mbeir import Benchmark, Task, write_global_pool, write_instructions, write_pool, write_queries
+
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 [clip]
@@ -69,9 +71,6 @@ def slice_of(bench: Benchmark, folder: Path) -> Path:
             kept |= pool
         write_global_pool(folder, split, kept.values())
     return folder
-
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["drawings", "slice"])
