@@ -22,12 +22,12 @@ demo: .venv/.installed-demo
 	@echo
 	@echo "The command genius is in $(BIN). Before you type it: source $(BIN)/activate"
 
-# The tests' tensors are tiny: one thread is fastest, and gives the same last digits on every machine. Three files of
-# tests run side by side: many of them wait for another process most of the time.
+# The tests' tensors are tiny: one thread is fastest, and gives the same last digits on every machine. Two files of tests
+# run side by side.
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 test: browser
 	@$(MAKE) --no-print-directory -j 2 lint compiled
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
 
 # Modules and inner loops are compiled when first used. One process does so here, or every one of the tests' would.
 compiled: .venv/.installed-dev

@@ -701,7 +701,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("window", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("window", [DESKTOP, pytest.param(PHONE, marks=pytest.mark.slow)], ids=["desktop", "phone"])
 def test_nothing_stands_in_the_way_of_anybody(visit: Visit, window: dict[str, int]) -> None:
     page = visit(allowed=["status of 4"], viewport=window, reduced_motion="reduce")
     for name, path in VIEWS.items():

@@ -115,6 +115,7 @@ def changes(path: Path, times: int) -> Callable[[], bool]:
     return enough
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_many_moments_ends_like_one_that_was_not(
     trainer: Trainer, finished: Path, tmp_path: Path
 ) -> None:
