@@ -135,13 +135,14 @@ def test_what_goes_wrong_in_a_page_fails_its_test(
     browser: Browser, server: RunningServer, script: str, event: str, complaint: str
 ) -> None:
     with pytest.raises(AssertionError, match=complaint):
-        go_wrong(browser, server.url, script, event)
+        go_wrong(browser, server.url, script, event, complaint)
 
 
-def go_wrong(browser: Browser, url: str, script: str, event: str) -> None:
+def go_wrong(browser: Browser, url: str, script: str, event: str, complaint: str) -> None:
+    """The console may say more than the complaint, and before it."""
     with watched(browser, url) as page:
         page.goto("/")
-        with page.expect_event(event):
+        with page.expect_event(event, lambda one: event != "console" or complaint in one.text):
             page.evaluate(f"() => {{ setTimeout(() => {{ {script} }}) }}")
 
 
