@@ -31,7 +31,7 @@ test: browser
 
 # Modules and inner loops are compiled when first used. One process does so here, or every one of the tests' would.
 compiled: .venv/.installed-dev
-	@$(PYTEST) -k "test_coding or test_index_answers or test_opening" >/dev/null 2>&1 || true
+	@$(PYTEST) tests/model/test_code_assignment.py tests/index/test_answers.py tests/model/test_first_step.py >/dev/null 2>&1 || true
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -40,7 +40,7 @@ lint: .venv/.installed-dev
 
 # The page is tested in a real browser. Where none can be had, these tests are skipped and say so.
 browser: .venv/.installed-dev
-	@PYTHONPATH=tests $(BIN)/python -c 'import browser, sys; sys.exit(not browser.found())' && exit 0; \
+	@PYTHONPATH=tests/support $(BIN)/python -c 'import browser, sys; sys.exit(not browser.found())' && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing chromium, to test the page with."; \
 	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } \

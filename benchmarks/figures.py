@@ -12,8 +12,8 @@ from pathlib import Path
 import scale
 from rich.table import Table
 
-from genius.charts import COLOURS
 from genius.errors import GeniusError
+from genius.evaluation.charts import COLOURS
 
 METHODS = ("published", "flat", "hnsw", "ivfpq", "generate", "rerank", "fast", "encode")
 OURS = ("generate", "rerank", "fast")

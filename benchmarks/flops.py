@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from genius.decoder import DecoderConfig
-from genius.graphs import Graph, session
+from genius.model.decoder import DecoderConfig
+from genius.runtime.onnx_graph import Graph, session
 
 Shape = tuple[int, int, int]
 """(rows, inner, columns) of a matrix product."""
@@ -31,7 +31,7 @@ def flops(products: Products) -> int:
 
 
 def ours(config: DecoderConfig, queries: int, width: int, decided: int, given: bool, tails: bool) -> Products:
-    """The products of `queries` searched together, without waste: as `genius.beam` does them, if it does no more.
+    """The products of `queries` searched together, without waste: as `beam` does them, if it does no more.
 
     decided: how many codes the beams had when they were not followed level by level any more (`Beams.level`);
     given: the target modality is; tails: the codes left are scored too, in one pass.

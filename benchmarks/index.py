@@ -50,11 +50,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from search import processor
 
 from genius import Genius
-from genius.console import make_way
-from genius.encoders import Vectors
+from genius.cli.console import make_way
+from genius.encoders.base import Vectors
 from genius.errors import GeniusError
-from genius.index import Index
-from genius.searcher import MODES
+from genius.index.index import Index
+from genius.search.searcher import MODES
 
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000"
 K = scale.K

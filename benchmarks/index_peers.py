@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import scale
 
-from genius.baselines import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
+from genius.evaluation.baselines import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
 
 K = scale.K
 

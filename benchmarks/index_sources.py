@@ -13,7 +13,7 @@ from material import PAPER, likely_codes, random_model, unit
 from rich.progress import Progress
 
 from genius import Genius
-from genius.encoders import Vectors
+from genius.encoders.base import Vectors
 
 SAMPLE = 65_536  # IDs that others are drawn after
 

@@ -18,12 +18,12 @@ import scale
 import torch
 from rich.progress import Progress
 
-from genius.decoder import Decoder, DecoderConfig
-from genius.encoders import Vectors
-from genius.encoders.ready import ReadyEncoder
-from genius.fusion import Fusion
-from genius.model import Genius
-from genius.quantizer import Quantizer
+from genius.encoders.base import Vectors
+from genius.encoders.precomputed import ReadyEncoder
+from genius.model.decoder import Decoder, DecoderConfig
+from genius.model.fusion import Fusion
+from genius.model.genius import Genius
+from genius.model.quantizer import Quantizer
 
 PAPER = DecoderConfig(768, (3, *[4096] * 8))
 BLOCK = 65_536

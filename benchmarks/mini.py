@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from genius import Genius
-from genius.encoders import Prepared, Vectors
+from genius.encoders.base import Prepared, Vectors
 
 WORDS = ("a", "man", "dog", "is", "riding", "two", "red", "small", "on", "the", "street", "near", "table", "water")
 

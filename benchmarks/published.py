@@ -2,7 +2,7 @@
 
 `T5ForConditionalGeneration` without encoder layers attends to the prefix embeddings; `generate` asks
 `prefix_allowed_tokens_fn` once for each beam and step, and scores the whole vocabulary at every step. The weights are
-those of a `genius.decoder.Decoder`, so that both ways find the same IDs (a decoder with `whole_vocabulary`: the same
+those of a `decoder.Decoder`, so that both ways find the same IDs (a decoder with `whole_vocabulary`: the same
 log-probabilities too).
 
 Two things differ from the original, both in its favour. Its trie is made of nested dicts, which at a million IDs need
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genius.decoder import SPECIALS, Decoder
-from genius.t5 import END, PAD, as_t5
+from genius.model.decoder import SPECIALS, Decoder
+from genius.model.t5 import END, PAD, as_t5
 
 
 class PrefixTree:

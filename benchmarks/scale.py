@@ -31,10 +31,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from genius import Genius, Query
-from genius.baselines import build_peer
-from genius.encoders import Prepared, Vectors
+from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
-from genius.searcher import Searcher
+from genius.evaluation.baselines import build_peer
+from genius.search.searcher import Searcher
 
 SIZES = "10000,30000,100000,300000,1000000"
 QUERIES, K, BEAM = 128, 10, 50

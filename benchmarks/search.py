@@ -45,11 +45,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from genius import Genius, Query
-from genius.baselines import FaissPeer, build_peer
-from genius.beam import beam_search
 from genius.errors import GeniusError
-from genius.searcher import DOUBT, Searcher
-from genius.trie import Trie
+from genius.evaluation.baselines import FaissPeer, build_peer
+from genius.search.beam import beam_search
+from genius.search.searcher import DOUBT, Searcher
+from genius.search.trie import Trie
 
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000,100000"
 BEAM, K, BUDGET = 50, 10, 1000

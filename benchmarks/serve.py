@@ -217,7 +217,7 @@ class Service:
 @contextmanager
 def service(index: Path, *options: str) -> Iterator[Service]:
     """`genius serve` in a process of its own, from when it is ready."""
-    command = [sys.executable, "-m", "genius.cli", "serve", str(index), "--port", "0", "--read-only", "--quiet"]
+    command = [sys.executable, "-m", "genius.cli.app", "serve", str(index), "--port", "0", "--read-only", "--quiet"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

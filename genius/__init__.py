@@ -7,19 +7,19 @@ __version__ = "0.1.0"
 __all__ = ["Genius", "GeniusError", "Hit", "Index", "Item", "Modality", "Query", "__version__"]
 
 if TYPE_CHECKING:
+    from genius.data.items import Item, Modality, Query
     from genius.errors import GeniusError
-    from genius.index import Hit, Index
-    from genius.items import Item, Modality, Query
-    from genius.model import Genius
+    from genius.index.index import Hit, Index
+    from genius.model.genius import Genius
 
 _HOMES = {
-    "Genius": "genius.model",
+    "Genius": "genius.model.genius",
     "GeniusError": "genius.errors",
-    "Hit": "genius.index",
-    "Index": "genius.index",
-    "Item": "genius.items",
-    "Modality": "genius.items",
-    "Query": "genius.items",
+    "Hit": "genius.index.index",
+    "Index": "genius.index.index",
+    "Item": "genius.data.items",
+    "Modality": "genius.data.items",
+    "Query": "genius.data.items",
 }
 
 

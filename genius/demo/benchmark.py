@@ -10,6 +10,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from genius.data.items import Modality
+from genius.data.mbeir import (
+    TASKS,
+    Candidate,
+    Instruction,
+    MBQuery,
+    Task,
+    write_global_pool,
+    write_instructions,
+    write_pool,
+    write_queries,
+)
 from genius.demo.collection import (
     ARTISTS,
     Collection,
@@ -22,18 +34,6 @@ from genius.demo.collection import (
     pair_text,
 )
 from genius.demo.emoji_names import SUBGROUPS, change, wordings
-from genius.items import Modality
-from genius.mbeir import (
-    TASKS,
-    Candidate,
-    Instruction,
-    MBQuery,
-    Task,
-    write_global_pool,
-    write_instructions,
-    write_pool,
-    write_queries,
-)
 
 DATASET, DATASET_ID = "emoji", 14
 SPLITS = {"train": 0.8, "val": 0.9, "test": 1.0}

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from genius.data.items import Item
 from genius.demo.emoji_names import ALL_TONES, SUBGROUPS, TONES, concept_and_traits, plain_name
 from genius.errors import GeniusError
-from genius.items import Item
 
 ARTISTS = {"twemoji": "Twemoji", "openmoji": "OpenMoji"}
 CREDITS = (

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from genius.images import load_image
-from genius.items import ImageSource, Modality, Query
+from genius.data.images import load_image
+from genius.data.items import ImageSource, Modality, Query
 
 if TYPE_CHECKING:
-    from genius.index import Hit
+    from genius.index.index import Hit
 
 KINDS = {Modality.IMAGE: "picture", Modality.TEXT: "text", Modality.IMAGE_TEXT: "picture + text"}
 _THUMBNAIL = 128

@@ -19,16 +19,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from genius.data.items import Item, Modality, Query
+from genius.data.mbeir import TASKS
 from genius.demo.benchmark import PROMPTS
 from genius.demo.collection import CREDITS, Collection, build_collection
 from genius.demo.gallery import Answer, gallery, hit_name, task_name
 from genius.errors import BadIndex
-from genius.items import Item, Modality, Query
-from genius.mbeir import TASKS
 
 if TYPE_CHECKING:
-    from genius.index import Hit, Index
-    from genius.model import Genius
+    from genius.index.index import Hit, Index
+    from genius.model.genius import Genius
 
 ANSWERS = 5
 _STYLES = ("green", "yellow", "magenta")
@@ -131,8 +131,8 @@ def _build(folder: Path, console: Console) -> Collection:
 
 def _open_index(path: Path, items: list[Item], model: "Genius | None", console: Console) -> "Index":
     """The index of these items: as it is, completed, or built anew when it belongs to other items or another model."""
-    from genius.index import Index
-    from genius.model import Genius
+    from genius.index.index import Index
+    from genius.model.genius import Genius
 
     model = model or Genius.from_pretrained("mini")
     stamp, wanted = path.with_name("items.sha256"), _digest(items)

@@ -24,12 +24,12 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
-from genius.encoders import Prepared, Vectors
-from genius.encoders.framing import Framing
-from genius.encoders.openai_names import bare_names, inferred_config, renamed, some
-from genius.encoders.places import local_folder, needs_extra, reason
+from genius.encoders.base import Prepared, Vectors
+from genius.encoders.image_transform import Framing
+from genius.encoders.model_files import local_folder, needs_extra, reason
+from genius.encoders.openai_weights import bare_names, inferred_config, renamed, some
 from genius.errors import BadModel
-from genius.progress import show_progress
+from genius.runtime.progress import show_progress
 
 FAMILIES = ("clip", "siglip", "siglip2")
 NEEDED = ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json")

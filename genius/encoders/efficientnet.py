@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto
 from PIL import Image
 
-from genius.graphs import Graph, Shape, session
+from genius.runtime.onnx_graph import Graph, Shape, session
 
 SIZE = 224
 GRID = 7 * 7

@@ -17,11 +17,11 @@ from PIL import Image
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from genius.dropout import dropout as drop
-from genius.encoders import Prepared, Vectors
+from genius.encoders.base import Prepared, Vectors
 from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, EfficientNetLite2, to_pixels
 from genius.encoders.minilm import WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
+from genius.runtime.dropout import dropout as drop
 
 BLOCK = 64  # pictures whose feature maps are held at once
 TEXT_BLOCK = 4096  # texts whose token states are held at once

@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from genius.encoders import Prepared, Vectors
-from genius.encoders.places import local_folder, needs_extra, reason
+from genius.encoders.base import Prepared, Vectors
+from genius.encoders.model_files import local_folder, needs_extra, reason
 from genius.errors import BadImage, BadModel
-from genius.progress import show_progress
+from genius.runtime.progress import show_progress
 
 NEEDED = ("modules.json", "config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json")
 BATCH = 64

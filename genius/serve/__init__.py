@@ -1,1 +1,1 @@
-"""The service: indexes over HTTP, and a page to search them. Needs `pip install genius-search[serve]`."""
+"""The HTTP service and its page."""

@@ -15,17 +15,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genius import __version__
 from genius.serve import security
 from genius.serve.description import TAGS, description_of
+from genius.serve.images import Thumbnails
 from genius.serve.metrics import Metrics
-from genius.serve.pictures import Thumbnails
 from genius.serve.problems import install_problems
-from genius.serve.routes import codes, indexes, items, jobs, pages, pictures, search, status
+from genius.serve.routes import codes, images, indexes, items, jobs, pages, search, status
 from genius.serve.served import Served
 from genius.serve.settings import Settings
 from genius.serve.work import Work
 
 log = logging.getLogger("genius.serve")
 
-PARTS = (search, items, codes, pictures, jobs, indexes, status, pages)
+PARTS = (search, items, codes, images, jobs, indexes, status, pages)
 
 
 def create_app(served: Mapping[str, Served], settings: Settings) -> FastAPI:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from genius.answers import Answer
-from genius.encoders import Prepared, Vectors
+from genius.data.items import Query
+from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
-from genius.index import Index
-from genius.items import Query
-from genius.model import Genius
+from genius.index.index import Index
+from genius.model.genius import Genius
+from genius.search.results import Answer
 from genius.serve.handover import hand_over, log_unforeseen
 from genius.serve.limits import Busy, TooLate
 from genius.serve.settings import Settings

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
+from genius.data.items import Item
 from genius.errors import BadItem
-from genius.items import Item
 from genius.serve.limits import Busy, Room
 from genius.serve.settings import Settings
 

@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from genius.data.items import printable
 from genius.errors import BadImage, BadIndex, BadItem, BadModel, GeniusError
-from genius.items import printable
 from genius.serve.json_answer import json_answer
 from genius.serve.served import Busy, TooLate
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from genius.data.items import Item, Query
 from genius.errors import BadIndex, BadItem, GeniusError
-from genius.index import Index
-from genius.items import Item, Query
-from genius.searcher import MODES
+from genius.index.index import Index
+from genius.search.searcher import MODES
 from genius.serve.batching import Batcher, How, Reply
 from genius.serve.jobs import Job, Jobs
 from genius.serve.limits import Busy, TooLate

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+from genius.data.items import Item
 from genius.errors import BadItem, GeniusError
-from genius.index import Index
-from genius.items import Item
+from genius.index.index import Index
 from genius.serve.handover import hand_over, log_unforeseen
 from genius.serve.jobs import CHUNK, Chunk, Job, Jobs, size_of
 from genius.serve.limits import Busy, Room

@@ -1,1 +1,1 @@
-"""Training in three stages (encoder heads, quantizer, decoder), each one readable file, and the loop they share."""
+"""The three training stages."""

@@ -5,7 +5,7 @@ Knows the index arrays of the training data; knows nothing of vectors or losses.
 
 import numpy as np
 
-from genius.splits import SplitData
+from genius.data.splits import SplitData
 
 
 class Pairs:

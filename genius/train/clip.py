@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
-from genius.encoders import Prepared
+from genius.data.images import load_image
+from genius.data.splits import Vocabulary
+from genius.encoders.base import Prepared
 from genius.encoders.clip import ClipEncoder
 from genius.errors import BadData
-from genius.images import load_image
-from genius.model import Genius
-from genius.splits import Vocabulary
+from genius.model.genius import Genius
 from genius.train.batches import Pairs
 from genius.train.config import ClipStageConfig
 from genius.train.data import TrainingData, renumber, sampled

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from genius.mbeir import Benchmark
-from genius.splits import SplitData, TaskData, Vocabulary, read_split
+from genius.data.mbeir import Benchmark
+from genius.data.splits import SplitData, TaskData, Vocabulary, read_split
 
 VALIDATION_QUERIES = 5_000  # of a task, at most
 VALIDATION_POOL = 20_000  # candidates of a task, at most, the right ones among them

@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genius.beam import beam_search
-from genius.decoder import Decoder, DecoderConfig
-from genius.engine import Engine
-from genius.splits import SplitData
+from genius.data.splits import SplitData
+from genius.model.decoder import Decoder, DecoderConfig
+from genius.model.decoder_runtime import Engine
+from genius.search.beam import beam_search
+from genius.search.trie import Trie
 from genius.train.batches import Pairs
 from genius.train.config import DecoderStageConfig
 from genius.train.data import TrainingData
 from genius.train.loop import Stage, step_rng
 from genius.train.quantizer import QuantizerStage, fuse_rows
-from genius.trie import Trie
 
 VALIDATION_QUERIES = 100  # of each task
 VALIDATION_BEAM = 20

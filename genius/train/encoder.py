@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genius.data.splits import SplitData
 from genius.encoders.mini import Heads, encode_states
 from genius.encoders.minilm import TokenStates
-from genius.splits import SplitData
 from genius.train.batches import Pairs
 from genius.train.config import EncoderStageConfig
 from genius.train.data import TrainingData

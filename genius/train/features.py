@@ -18,11 +18,12 @@ from filelock import FileLock, Timeout
 from PIL import Image, ImageOps
 from rich.console import Console
 
-from genius.encoders import Encoder, Prepared, efficientnet
+from genius.data.images import load_image
+from genius.encoders import efficientnet
+from genius.encoders.base import Encoder, Prepared
 from genius.encoders.efficientnet import EfficientNetLite2, to_pixels
 from genius.encoders.minilm import MAX_TOKENS, WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
-from genius.images import load_image
 from genius.train.loop import progress_bar, write_atomically
 
 IMAGE_BLOCK = 256

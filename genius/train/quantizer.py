@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from genius.fusion import Fusion
-from genius.quantizer import Quantizer
-from genius.splits import SplitData
+from genius.data.splits import SplitData
+from genius.model.fusion import Fusion
+from genius.model.quantizer import Quantizer
 from genius.train.batches import Pairs
 from genius.train.config import QuantizerStageConfig
 from genius.train.data import TrainingData

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from genius.encoders import Encoder
+from genius.encoders.base import Encoder
 from genius.encoders.mini import Heads, MiniEncoder
 from genius.errors import BadData, GeniusError
-from genius.model import Genius
+from genius.model.genius import Genius
 from genius.train.config import TrainConfig, check
 from genius.train.curves import draw_curves
 from genius.train.data import TrainingData

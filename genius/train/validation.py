@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from genius.splits import SplitData
+from genius.data.splits import SplitData
 
 AT = 5
 

@@ -9,10 +9,10 @@ from fastapi import Depends, Query, Request
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 
-from genius.answers import Coded
+from genius.data.items import Item, Modality
 from genius.errors import BadItem
-from genius.index import Index
-from genius.items import Item, Modality
+from genius.index.index import Index
+from genius.search.results import Coded
 from genius.serve.problems import Problem, quoted
 from genius.serve.schemas import LIMIT, Error, too_much
 from genius.serve.served import Busy, Served

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from genius.answers import Coded, CodePage
+from genius.search.results import Coded, CodePage
 from genius.serve.json_answer import json_answer
 from genius.serve.problems import Problem
 from genius.serve.routes.access import (

@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from genius.index import Index
-from genius.items import Modality
+from genius.data.items import Modality
+from genius.index.index import Index
 from genius.serve.json_answer import json_answer
 from genius.serve.routes.access import errors
 from genius.serve.schemas import IndexesAnswer

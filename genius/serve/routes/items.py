@@ -5,14 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from genius.answers import Coded
+from genius.data.items import Item
 from genius.errors import BadItem
-from genius.items import Item
+from genius.search.results import Coded
 from genius.serve.bodies import Part, decoded, is_text, plain_fields, read_body
 from genius.serve.description import body_of
 from genius.serve.examples import BULKS, ITEM_ANSWER, PUTS
+from genius.serve.images import check_picture
 from genius.serve.json_answer import json_answer
-from genius.serve.pictures import check_picture
 from genius.serve.problems import Problem, quoted
 from genius.serve.routes.access import (
     Limit,

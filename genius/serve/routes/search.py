@@ -5,13 +5,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from genius.data.items import Query
 from genius.errors import BadItem, GeniusError
-from genius.items import Query
 from genius.serve.bodies import Part, plain_fields, read_body
 from genius.serve.description import body_of
 from genius.serve.examples import BATCHES, SEARCH_ANSWER, SEARCHES
+from genius.serve.images import check_picture, picture_bytes
 from genius.serve.json_answer import as_json, json_answer, json_bytes
-from genius.serve.pictures import check_picture, picture_bytes
 from genius.serve.problems import Problem, problem_of, quoted
 from genius.serve.routes.access import Ready, errors, picture_address, unless_gone
 from genius.serve.schemas import Search, SearchAnswer, SearchBatch, SearchBatchAnswer

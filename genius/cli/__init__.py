@@ -1,0 +1,1 @@
+"""The command `genius`: translates options and prints."""

@@ -1,0 +1,3 @@
+from genius.cli.app import main
+
+main()

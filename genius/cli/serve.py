@@ -1,0 +1,154 @@
+"""The `genius serve` command: search an index in the browser, and over HTTP."""
+
+import os
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from genius.cli.console import complain, named_indexes, say
+from genius.errors import GeniusError, MissingExtra
+
+if TYPE_CHECKING:
+    from genius.index.index import Index
+    from genius.serve.settings import Settings
+
+EPILOG = (
+    "Example: [bold]genius serve photos.genius --open[/bold]\n\n"
+    "Example: [bold]genius serve photos.genius news=articles.genius --port 9000[/bold] (the first is the one that is "
+    "meant where none is named)\n\n"
+    "Example: [bold]genius serve photos.genius --host 0.0.0.0 --keys keys.txt --rate-limit 50[/bold], where keys.txt "
+    "holds lines such as [bold]write KEY[/bold] or [bold]read KEY[/bold]; [bold]genius serve --new-key[/bold] makes "
+    "one. The variables GENIUS_READ_KEY and GENIUS_WRITE_KEY hold keys as well.\n\n"
+    "Without keys, anyone who can connect may read; only on this machine itself (127.0.0.1) may anyone write, too."
+)
+PACKAGES = {"fastapi", "starlette", "uvicorn", "httptools", "multipart", "python_multipart", "prometheus_client"}
+
+
+def _show_new_key(wanted: bool) -> None:
+    if wanted:
+        from genius.serve.keys import new_key
+
+        typer.echo(new_key())
+        raise typer.Exit
+
+
+def serve(
+    indexes: Annotated[
+        list[str], typer.Argument(metavar="INDEX [NAME=INDEX]...", help="Folders of indexes.", show_default=False)
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 for all that this machine has.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 for any that is free.", min=0, max=65535)] = 8000,
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Who may read and write: `read KEY` or `write KEY` a line."),
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Let nobody write.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A further name by which clients know this machine. May be repeated."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN", help="A site whose pages may ask, such as https://example.org. May be repeated."
+        ),
+    ] = None,
+    rate_limit: Annotated[
+        float | None, typer.Option(metavar="N", help="Requests a second that one client may make.", min=0.001)
+    ] = None,
+    rate_burst: Annotated[int, typer.Option(metavar="N", help="Requests that it may make at once.", min=1)] = 100,
+    max_batch: Annotated[int, typer.Option(metavar="N", help="Queries that are encoded together.", min=1)] = 32,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", callback=_show_new_key, is_eager=True, help="Print a random key and exit.")
+    ] = False,
+) -> None:
+    """Search an index in the browser, and from other programs over HTTP."""
+    paths = named_indexes(indexes)
+    try:
+        from genius.serve.app import create_app
+        from genius.serve.keys import others_can_read, read_keys
+        from genius.serve.served import Served
+        from genius.serve.server import listen, run
+        from genius.serve.settings import Settings
+    except ImportError as error:
+        if (error.name or "").split(".")[0] not in PACKAGES:
+            raise
+        raise MissingExtra("genius serve", "serve") from error
+    from genius.index.index import Index
+
+    found = read_keys(keys, os.environ)
+    if keys is not None and others_can_read(keys):
+        complain(f"Other users of this machine can read {keys}. Better: chmod 600 {keys}")
+    settings = Settings(
+        host=host,
+        port=port,
+        read_keys=found.read,
+        write_keys=found.write,
+        read_only=read_only,
+        hosts=tuple(allow_host or ()),
+        origins=tuple(map(_origin, allow_origin or ())),
+        rate_limit=rate_limit,
+        rate_burst=rate_burst,
+        max_batch=max_batch,
+    )
+    with listen(settings) as listener:
+        settings = replace(settings, port=listener.getsockname()[1])
+        opened = {name: Index.open(path, refresh=settings.refresh) for name, path in paths.items()}
+        served = {name: Served(name, index, settings) for name, index in opened.items()}
+
+        def announce() -> None:
+            _announce(opened, settings)
+            if open_browser:
+                Thread(target=webbrowser.open, args=(address_of(settings),), daemon=True).start()
+
+        def ready() -> bool:
+            return all(one.ready for one in served.values())
+
+        run(create_app(served, settings), settings, listener, ready, announce, access_log=not quiet)
+
+
+def _origin(given: str) -> str:
+    """An origin as browsers write it."""
+    scheme, separator, host = given.lower().removesuffix("/").partition("://")
+    if scheme not in ("http", "https") or not host or set(host) & set("/?#@* "):
+        raise GeniusError(f"{given!r} is not an origin. Give one such as https://example.org or http://localhost:3000.")
+    return f"{scheme}{separator}{host}"
+
+
+def address_of(settings: "Settings") -> str:
+    """The page's address in a browser on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{settings.port}"
+
+
+def _announce(indexes: "dict[str, Index]", settings: "Settings") -> None:
+    say(f"GENIUS is at {address_of(settings)}")
+    for name, index in indexes.items():
+        say(f"  {name}: {len(index):,} items")
+    say(f"  {rights(settings)}")
+    if not settings.loopback and not settings.read_keys:
+        complain(
+            f"WARNING: {settings.host} can be reached from other machines, and there are no read keys: everyone who "
+            "can connect can see all items. Add keys with --keys, or listen at 127.0.0.1."
+        )
+    say("Ctrl+C ends it.")
+
+
+def rights(settings: "Settings") -> str:
+    """Who may do what, as a sentence."""
+    reading = "Reading needs a key" if settings.read_keys else "Reading needs no key"
+    if settings.read_only:
+        return f"{reading}; it is read-only."
+    if settings.write_keys:
+        return f"{reading}; writing needs a write key."
+    if settings.read_keys or not settings.loopback:
+        return f"{reading}; nobody may write, because there is no write key."
+    return f"{reading}; writing needs none either, from this machine."

@@ -1,0 +1,1 @@
+"""Items, queries and images; readers of folders, tables and benchmarks."""

@@ -1,0 +1,463 @@
+"""The M-BEIR file layout: queries, candidate pools, qrels and instructions; read and written.
+
+    root/query/{split}/mbeir_{dataset}_task{t}_{split}.jsonl          (train may mix tasks: mbeir_{dataset}_train.jsonl)
+    root/qrels/{split}/mbeir_{dataset}_task{t}_{split}_qrels.txt      qid 0 did 1 task_id
+    root/cand_pool/local/mbeir_{dataset}_task{t}[_{split}]_cand_pool.jsonl
+    root/cand_pool/global/mbeir_union_{split}_cand_pool.jsonl
+    root/instructions/query_instructions.tsv                          query_modality cand_modality dataset_name ...
+
+Knows files and fields. Does not open pictures, and knows nothing of vectors, metrics or training.
+"""
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from genius.data.items import Item, Modality, Query
+from genius.errors import BadData, BadItem
+
+_I, _T, _IT = Modality.IMAGE, Modality.TEXT, Modality.IMAGE_TEXT
+TASKS = {0: (_T, _I), 1: (_T, _T), 2: (_T, _IT), 3: (_I, _T), 4: (_I, _I), 6: (_IT, _T), 7: (_IT, _I), 8: (_IT, _IT)}
+"""task id -> (modality of the query, modality of what is wanted). M-BEIR has no task 5."""
+
+INSTRUCTIONS = "instructions/query_instructions.tsv"
+_COLUMNS = ("query_modality", "cand_modality", "dataset_name", "dataset_id")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kind of search on one data set, such as text -> image on mscoco."""
+
+    dataset: str
+    task_id: int
+
+    def __post_init__(self) -> None:
+        if self.task_id not in TASKS:
+            raise BadData(f"{self.dataset}: there is no task {self.task_id}; tasks are {', '.join(map(str, TASKS))}.")
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}_task{self.task_id}"
+
+    @property
+    def query_modality(self) -> Modality:
+        return TASKS[self.task_id][0]
+
+    @property
+    def wanted(self) -> Modality:
+        """The modality of the candidates this task looks for."""
+        return TASKS[self.task_id][1]
+
+
+@dataclass(frozen=True, slots=True)
+class MBQuery:
+    """A query as it stands in the file; `image_path` is relative to the benchmark's root."""
+
+    qid: str
+    text: str | None
+    image_path: str | None
+    modality: Modality
+    positives: tuple[str, ...]
+    task_id: int
+    dataset: str
+    negatives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A candidate as it stands in the file; `image_path` is relative to the benchmark's root."""
+
+    did: str
+    text: str | None
+    image_path: str | None
+    modality: Modality
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """The prompts of one (data set, query modality, candidate modality): a row of the instructions file."""
+
+    dataset: str
+    dataset_id: int
+    query_modality: Modality
+    cand_modality: Modality
+    prompts: tuple[str, ...]
+
+
+class Benchmark:
+    """A folder in M-BEIR layout, read on demand. Everything that is missing or broken raises BadData with its place."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        if not (self.root / "query").is_dir():
+            what = "there is no `query` folder in it" if self.root.is_dir() else "there is no such folder"
+            raise BadData(
+                f"{self.root} is not in M-BEIR layout: {what}. Give the folder that holds query/ and cand_pool/."
+            )
+
+    def splits(self) -> list[str]:
+        """The splits that have queries, such as ["test", "train", "val"]."""
+        return sorted(folder.name for folder in (self.root / "query").iterdir() if self._query_files(folder.name))
+
+    def tasks(self, split: str) -> list[Task]:
+        """The tasks that have queries in this split, in order of task id and data set."""
+        files = self._query_files(split)
+        if not files:
+            raise BadData(f"{self.root / 'query' / split}: no queries here; splits are {', '.join(self.splits())}.")
+        found = set()
+        for dataset, task_id in files:
+            ids = {task_id} if task_id is not None else self._mixed_tasks(dataset, split)
+            found |= {Task(dataset, id) for id in ids}
+        return sorted(found, key=lambda task: (task.task_id, task.dataset))
+
+    def queries(self, task: Task, split: str) -> list[MBQuery]:
+        """The queries of a task, in the file's order."""
+        files = self._query_files(split)
+        path = files.get((task.dataset, task.task_id))
+        if path is not None:
+            return list(_parse(path, lambda row: _query(row, task)))
+        path = files.get((task.dataset, None))
+        if path is None:
+            raise BadData(f"{self.root / 'query' / split}: no queries for {task.name}. See tasks({split!r}).")
+        return self._mixed_queries(path, task, split)
+
+    def pool(self, task: Task, split: str) -> list[Candidate]:
+        """The task's own candidates. M-BEIR has none for train: use `global_pool("train")`."""
+        return list(self.iter_pool(task, split))
+
+    def iter_pool(self, task: Task, split: str) -> Iterator[Candidate]:
+        """As `pool`, one candidate at a time, for pools that do not fit into memory."""
+        return _parse(self._pool_file(task, split), _candidate)
+
+    def global_pool(self, split: str) -> list[Candidate]:
+        """The candidates of all tasks together (the universal setting)."""
+        return list(self.iter_global_pool(split))
+
+    def iter_global_pool(self, split: str) -> Iterator[Candidate]:
+        """As `global_pool`, one candidate at a time: the published test pool has 5.6 million."""
+        return _parse(self._file(f"cand_pool/global/mbeir_union_{split}_cand_pool.jsonl"), _candidate)
+
+    def qrels(self, task: Task, split: str) -> dict[str, set[str]]:
+        """qid -> the dids that are right for it."""
+        named = self.root / _qrels_name(task.name, split)
+        path = named if named.is_file() else self._file(_qrels_name(task.dataset, split), instead_of=named)
+        relevant: dict[str, set[str]] = {}
+        for qid, did, task_id in _read_qrels(path):
+            if task_id is None or task_id == task.task_id:
+                relevant.setdefault(qid, set()).add(did)
+        return relevant
+
+    @cached_property
+    def instructions(self) -> list[Instruction]:
+        """All rows of the instructions file."""
+        return list(_read_instructions(self._file(INSTRUCTIONS)))
+
+    def prompts(self, dataset: str, query_modality: Modality, cand_modality: Modality) -> tuple[str, ...]:
+        """The prompts for this kind of query; evaluation uses the first unless told otherwise."""
+        prompts = self._prompts.get((dataset.casefold(), query_modality, cand_modality))
+        if prompts is None:
+            kind = f"{dataset}, {query_modality.label} -> {cand_modality.label}"
+            raise BadData(f"{self.root / INSTRUCTIONS}: no row for {kind}. Add one with its prompts.")
+        return prompts
+
+    @cached_property
+    def _prompts(self) -> dict[tuple[str, Modality, Modality], tuple[str, ...]]:
+        rows = self.instructions
+        return {(row.dataset.casefold(), row.query_modality, row.cand_modality): row.prompts for row in rows}
+
+    def image(self, image_path: str | None) -> str | None:
+        """The path under which a query's or candidate's picture can be opened."""
+        return None if image_path is None else os.path.join(self.root, image_path)
+
+    def item(self, candidate: Candidate) -> Item:
+        """The candidate as an Item that can be indexed."""
+        return Item(candidate.did, text=candidate.text, image=self.image(candidate.image_path))
+
+    def query(self, query: MBQuery, prompt: str | None = None) -> Query:
+        """The query as a Query with the given prompt, or the first one of its kind.
+
+        Its `target` stays open: what is wanted is for the model to understand from the prompt.
+        """
+        if prompt is None:
+            prompt = self.prompts(query.dataset, query.modality, TASKS[query.task_id][1])[0]
+        return Query(text=query.text, image=self.image(query.image_path), instruction=prompt)
+
+    def _query_files(self, split: str) -> dict[tuple[str, int | None], Path]:
+        """(data set, task id or None for a file of mixed tasks) -> file."""
+        pattern = re.compile(rf"mbeir_(?P<dataset>.+?)(?:_task(?P<task>\d+))?_{re.escape(split)}\.jsonl")
+        matches = (
+            (pattern.fullmatch(path.name), path) for path in sorted((self.root / "query" / split).glob("*.jsonl"))
+        )
+        return {(m["dataset"], int(m["task"]) if m["task"] else None): path for m, path in matches if m}
+
+    def _pool_file(self, task: Task, split: str) -> Path:
+        """A task's pool, named with the split (MSCOCO) or without it (the other published sets share one pool)."""
+        with_split = f"cand_pool/local/mbeir_{task.name}_{split}_cand_pool.jsonl"
+        without = self.root / f"cand_pool/local/mbeir_{task.name}_cand_pool.jsonl"
+        if split != "train" and not (self.root / with_split).is_file() and without.is_file():
+            return without
+        hint = ' Train has no local pools: use global_pool("train").' if split == "train" else ""
+        return self._file(with_split, hint=hint)
+
+    def _mixed_tasks(self, dataset: str, split: str) -> set[int]:
+        """The tasks in a file of several: as its lines say or, where one does not, as the qrels say."""
+        queries = self._query_files(split)[dataset, None]
+        named = set(_parse(queries, lambda row: -1 if row.get("task_id") is None else int(row["task_id"])))
+        if named and -1 not in named:
+            return named
+        path = self._file(_qrels_name(dataset, split))
+        return {task_id for _, _, task_id in _read_qrels(path) if task_id is not None}
+
+    def _mixed_queries(self, path: Path, task: Task, split: str) -> list[MBQuery]:
+        """Queries of one task from a file of several. A line without `task_id` has it in the qrels."""
+        asked: dict[str, set[str]] | None = None
+
+        def of_this_task(row: dict[str, Any]) -> MBQuery | None:
+            nonlocal asked
+            if row.get("task_id") is not None:
+                return _query(row, task) if int(row["task_id"]) == task.task_id else None
+            asked = self.qrels(task, split) if asked is None else asked
+            return _query(row, task) if row["qid"] in asked else None
+
+        return list(_parse(path, of_this_task))
+
+    def _file(self, name: str, hint: str = "", instead_of: Path | None = None) -> Path:
+        path = self.root / name
+        if not path.is_file():
+            raise BadData(f"{instead_of or path}: there is no such file in the benchmark.{hint}")
+        return path
+
+
+def write_queries(root: str | os.PathLike[str], task: Task, split: str, queries: Iterable[MBQuery]) -> None:
+    """Write a task's queries and, from their positives, its qrels."""
+    queries = list(queries)
+    for query in queries:
+        if (query.task_id, query.dataset) != (task.task_id, task.dataset):
+            raise BadData(
+                f"{query.qid}: a query of {query.dataset}_task{query.task_id} does not belong to {task.name}."
+            )
+    rows = [
+        {
+            "qid": query.qid,
+            "query_txt": query.text,
+            "query_img_path": query.image_path,
+            "query_modality": query.modality.label,
+            "query_src_content": None,
+            "pos_cand_list": list(query.positives),
+            "neg_cand_list": list(query.negatives),
+            "task_id": query.task_id,
+        }
+        for query in queries
+    ]
+    lines = [
+        f"{_word(query.qid)} 0 {_word(did)} 1 {query.task_id}\n"
+        for query in queries
+        for did in dict.fromkeys(query.positives)
+    ]
+    _write(Path(root, f"query/{split}/mbeir_{task.name}_{split}.jsonl"), map(_dump, rows))
+    _write(Path(root, _qrels_name(task.name, split)), lines)
+
+
+def write_pool(root: str | os.PathLike[str], task: Task, split: str, candidates: Iterable[Candidate]) -> None:
+    """Write a task's own candidates."""
+    _write_pool(Path(root, f"cand_pool/local/mbeir_{task.name}_{split}_cand_pool.jsonl"), candidates)
+
+
+def write_global_pool(root: str | os.PathLike[str], split: str, candidates: Iterable[Candidate]) -> None:
+    """Write the candidates of all tasks together; one that comes twice is written once."""
+    unique = _without_repeats(candidates)
+    _write_pool(Path(root, f"cand_pool/global/mbeir_union_{split}_cand_pool.jsonl"), unique)
+
+
+def write_instructions(root: str | os.PathLike[str], instructions: Iterable[Instruction]) -> None:
+    """Write the prompts. Every row must have the same number of them."""
+    instructions = list(instructions)
+    counts = {len(row.prompts) for row in instructions}
+    if len(counts) != 1 or 0 in counts:
+        raise BadData(
+            f"{INSTRUCTIONS}: every row needs the same number of prompts, at least one; got {sorted(counts)}."
+        )
+    header = [*_COLUMNS, *(f"prompt_{number + 1}" for number in range(counts.pop()))]
+    rows = [
+        [row.query_modality.label, row.cand_modality.label, row.dataset, str(row.dataset_id), *row.prompts]
+        for row in instructions
+    ]
+    if not all(cell.strip() for row in rows for cell in row):
+        raise BadData(f"{INSTRUCTIONS}: a name or prompt is empty. Every cell needs a value.")
+    table = io.StringIO()
+    csv.writer(table, delimiter="\t", lineterminator="\n").writerows([header, *rows])
+    _write(Path(root, INSTRUCTIONS), [table.getvalue()])
+
+
+Row = TypeVar("Row")
+
+
+def _parse(path: Path, make: Callable[[dict[str, Any]], Row | None]) -> Iterator[Row]:
+    """What `make` makes of each line of a JSONL file, leaving out None."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.isspace():
+                continue
+            try:
+                made = make(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadItem) as error:
+                raise BadData(f"{path}, line {number}: {_wrong_line(line, error)}") from error
+            if made is not None:
+                yield made
+
+
+def _wrong_line(line: bytes, error: Exception) -> str:
+    if line.startswith(b"version https://git-lfs"):
+        return "this is a Git LFS pointer, not the data. Run `git lfs pull` to fetch it."
+    if isinstance(error, KeyError):
+        return f"the field {error} is missing."
+    if isinstance(error, BadItem):
+        return error.reason
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+        return f"this is not JSON ({error}). The file may be damaged or cut off: fetch it again."
+    return f"this is not a record of the kind expected here ({error})."
+
+
+def _query(row: dict[str, Any], task: Task) -> MBQuery:
+    text, image = row.get("query_txt") or None, row.get("query_img_path") or None
+    return MBQuery(
+        qid=_string(row["qid"], "qid"),
+        text=text,
+        image_path=image,
+        modality=_modality(row.get("query_modality"), text, image),
+        positives=_dids(row["pos_cand_list"]),
+        negatives=_dids(row.get("neg_cand_list") or []),
+        task_id=task.task_id,
+        dataset=task.dataset,
+    )
+
+
+def _candidate(row: dict[str, Any]) -> Candidate:
+    text, image = row.get("txt") or None, row.get("img_path") or None
+    return Candidate(_string(row["did"], "did"), text, image, _modality(row.get("modality"), text, image))
+
+
+def _modality(label: str | None, text: object, image: object) -> Modality:
+    """The modality the file states ("image,text" or "text,image"), or the one that is there."""
+    for value in (text, image):
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"a text or picture path is {type(value).__name__}, not a string")
+    if text is None and image is None:
+        raise ValueError("it has neither text nor a picture")
+    if label is not None:
+        return Modality.parse(label)
+    return _T if image is None else _I if text is None else _IT
+
+
+def _dids(entries: list[Any]) -> tuple[str, ...]:
+    """Candidate ids from a list that holds them as strings or as {"did": ...}."""
+    return tuple(_string(entry["did"] if isinstance(entry, dict) else entry, "did") for entry in entries)
+
+
+def _string(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{what} is {value!r}, not a string")
+    return value
+
+
+def _qrels_name(name: str, split: str) -> str:
+    return f"qrels/{split}/mbeir_{name}_{split}_qrels.txt"
+
+
+def _read_qrels(path: Path) -> Iterator[tuple[str, str, int | None]]:
+    """(qid, did, task id if the line has one) of every line that says "relevant"."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                match line.decode().split():
+                    case [qid, _, did, relevance]:
+                        task_id = None
+                    case [qid, _, did, relevance, last]:
+                        task_id = int(last)
+                    case []:
+                        continue
+                    case _:
+                        raise ValueError
+                relevant = int(relevance) > 0
+            except ValueError as error:
+                wanted = "`qid 0 did relevance task_id`"
+                raise BadData(f"{path}, line {number}: {line[:80]!r} is not of the form {wanted}.") from error
+            if relevant:
+                yield qid, did, task_id
+
+
+def _read_instructions(path: Path) -> Iterator[Instruction]:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        table = csv.DictReader(file, delimiter="\t")
+        columns = table.fieldnames or ()
+        if not {*_COLUMNS, "prompt_1"} <= set(columns):
+            raise BadData(f"{path}, line 1: the columns must be {', '.join(_COLUMNS)}, prompt_1 ..., by tabs.")
+        for row in table:
+            prompts = (row[column] for column in columns if column.startswith("prompt_"))
+            try:
+                yield _instruction(row, tuple(prompt for prompt in prompts if prompt and prompt.strip()))
+            except (TypeError, ValueError, BadItem) as error:
+                raise BadData(f"{path}, line {table.line_num}: the row cannot be read ({error}).") from error
+
+
+def _instruction(row: dict[str, str], prompts: tuple[str, ...]) -> Instruction:
+    if not prompts:
+        raise ValueError("it has no prompt")
+    return Instruction(
+        dataset=row["dataset_name"],
+        dataset_id=int(row["dataset_id"]),
+        query_modality=Modality.parse(row["query_modality"]),
+        cand_modality=Modality.parse(row["cand_modality"]),
+        prompts=prompts,
+    )
+
+
+def _word(id: str) -> str:
+    if not id or re.search(r"\s", id):
+        raise BadData(f"The id {id!r} is empty or holds white space, which qrels cannot hold. Use another id.")
+    return id
+
+
+def _without_repeats(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    seen = set()
+    for candidate in candidates:
+        if candidate.did not in seen:
+            seen.add(candidate.did)
+            yield candidate
+
+
+def _write_pool(path: Path, candidates: Iterable[Candidate]) -> None:
+    rows = (
+        {
+            "did": _word(c.did),
+            "txt": c.text,
+            "img_path": c.image_path,
+            "modality": c.modality.label,
+            "src_content": None,
+        }
+        for c in candidates
+    )
+    _write(path, map(_dump, rows))
+
+
+def _dump(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    """Write all lines or, when something goes wrong on the way, leave what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        with open(unfinished, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(lines)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,344 @@
+"""Items from what people have: a folder of pictures, a CSV, JSONL or Parquet table, an M-BEIR candidate pool.
+
+Knows files, rows and columns. Does not open pictures and does not know what becomes of the items. Reading is lazy, and
+what is wrong with one row never stops the others: it comes out as a BadItem in its place.
+"""
+
+import csv
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from genius.data.images import SUFFIXES
+from genius.data.items import Item, printable
+from genius.errors import BadData, BadItem
+
+UNDERSTOOD = (
+    "a folder of pictures (with captions in .txt or .json files of the same name) or of .txt files, a single picture, "
+    "a table with the columns id, text, image (.csv, .tsv, .jsonl, .parquet), or an M-BEIR candidate pool (.jsonl)"
+)
+"""What `read_items` takes, as error messages say it."""
+
+# Kinds of picture that cannot be read are items all the same, so that they are reported instead of passed over.
+_PICTURES = SUFFIXES | {".svg", ".heic", ".heif"}
+_FIELDS = frozenset(("id", "text", "caption", "image", "metadata"))
+_DELIMITERS = ",;\t|"
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
+
+
+def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
+    """The items found at `path`, one at a time; a broken one comes as a BadItem that names its file and row.
+
+    - A folder: every picture below it, id = its path in the folder. `name.txt` beside `name.jpg` is its text;
+      `name.json` may hold "text" (or "caption") and metadata. A .txt without a picture is a text.
+    - A table: columns (or keys) `id`, `text` (or `caption`) and `image`; all others are metadata. Picture paths are
+      relative to the table. Parquet may hold pictures as bytes. A row without id gets one from its row number.
+    - An M-BEIR candidate pool: `did`, `txt`, `img_path`, the latter relative to the folder that holds `cand_pool`.
+
+    Raises BadData at once when there is nothing to read here or it is of an unknown kind.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise BadData(f"{printable(str(path))}: there is no such file or folder. Check the path.")
+    reader = _reader(path)
+    if reader is None:
+        raise BadData(f"{printable(str(path))}: this kind of file is not understood. Give {UNDERSTOOD}.")
+    items = reader(path)
+    first = next(items, None)
+    if first is None:
+        raise BadData(f"{printable(str(path))}: there are no items in it. Give {UNDERSTOOD}.")
+    return chain([first], items)
+
+
+def _reader(path: Path) -> Callable[[Path], Iterator[Item | BadItem]] | None:
+    if path.is_dir():
+        return _read_folder
+    suffix = path.suffix.lower()
+    if suffix in _PICTURES:
+        return lambda picture: iter([_picture(picture, picture.name)])
+    return _TABLES.get(suffix)
+
+
+# Folders
+
+
+def _read_folder(root: Path) -> Iterator[Item | BadItem]:
+    """Pictures and lone texts below `root`, in the order of their names. Hidden files and folders are passed over."""
+    unreadable: list[OSError] = []
+    for folder, subfolders, names in os.walk(root, onerror=unreadable.append):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
+        illustrated = {path.stem for path in paths if path.suffix.lower() in _PICTURES}
+        for path in paths:
+            id = path.relative_to(root).as_posix()
+            if path.suffix.lower() in _PICTURES:
+                yield _picture(path, id)
+            elif path.suffix.lower() == ".txt" and path.stem not in illustrated:
+                yield _lone_text(path, id)
+    for error in unreadable:
+        yield BadItem(printable(str(error.filename)), f"the folder cannot be read ({error.strerror}).")
+
+
+def _picture(path: Path, id: str) -> Item | BadItem:
+    """A picture with what its side files say."""
+    try:
+        metadata = _side_metadata(_side_file(path, ".json"))
+        text = metadata.pop("text", None)
+        if text is None:
+            text = metadata.pop("caption", None)
+        if text is None:
+            text = _side_text(_side_file(path, ".txt"))
+        return Item(id, text=text, image=str(path), metadata=metadata)
+    except BadItem as error:
+        return BadItem(printable(id), error.reason)
+
+
+def _side_file(path: Path, suffix: str) -> Path:
+    """`cat.txt` for `cat.jpg`, or `CAT.TXT` for `CAT.JPG`."""
+    shouted = path.with_suffix(suffix.upper())
+    return shouted if shouted.is_file() else path.with_suffix(suffix)
+
+
+def _lone_text(path: Path, id: str) -> Item | BadItem:
+    try:
+        return _checked(Item(id, text=_side_text(path)))
+    except BadItem as error:
+        return BadItem(printable(id), error.reason)
+
+
+def _side_text(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8-sig").strip() if path.is_file() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadItem(path.name, f"the text file {path.name} cannot be read ({error}). Save it as UTF-8.") from error
+
+
+def _side_metadata(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadItem(path.name, f"the side file {path.name} is not JSON ({error}). Correct or remove it.") from error
+    if not isinstance(content, dict):
+        raise BadItem(path.name, f'the side file {path.name} must hold an object such as {{"text": "..."}}.')
+    return content
+
+
+# Tables
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A row of a file: what errors name, what an id is made of, and where its pictures are looked for."""
+
+    file: Path
+    number: int
+
+    def __str__(self) -> str:
+        return f"{printable(self.file.name)}, row {self.number}"
+
+    @property
+    def id(self) -> str:
+        return f"{printable(self.file.name)}#{self.number}"
+
+
+def _read_csv(path: Path) -> Iterator[Item | BadItem]:
+    """Rows are numbered as a spreadsheet shows them: the header is row 1."""
+    csv.field_size_limit(max(csv.field_size_limit(), 1 << 24))  # the default refuses long texts
+    with open(
+        path, encoding="utf-8-sig", errors="surrogateescape", newline=""
+    ) as file:  # a bad byte spoils one row only
+        header_line = file.readline()
+        delimiter = max(_DELIMITERS, key=lambda mark: len(_FIELDS & set(_header(header_line, mark))))
+        header = _header(header_line, delimiter)
+        _check_columns(path, header)
+        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        number = 1
+        while True:
+            number += 1
+            place = _Place(path, number)
+            try:
+                cells = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield BadItem(place.id, f"{place}: the row is not valid CSV ({error}). Check its quotes.")
+                continue
+            if len(cells) > len(header):
+                reason = f"the row has {len(cells)} cells, the header {len(header)}. Put quotes around its text."
+                yield BadItem(place.id, f"{place}: {reason}")
+            elif any(cells):
+                yield _from_row({name: _typed(name, cell) for name, cell in zip(header, cells, strict=False)}, place)
+
+
+def _header(line: str, delimiter: str) -> list[str]:
+    return [_known(name) for name in next(csv.reader([line], delimiter=delimiter), [])]
+
+
+def _typed(name: str, cell: str) -> Any:
+    """A metadata cell that is a number, true or false as such; an empty one as None. The named fields stay strings."""
+    if not cell.strip():
+        return None
+    if name in _FIELDS:
+        return cell
+    if cell in ("true", "false") or (_NUMBER.fullmatch(cell) and math.isfinite(float(cell))):
+        return json.loads(cell)
+    return cell
+
+
+def _read_jsonl(path: Path) -> Iterator[Item | BadItem]:
+    root = _benchmark_root(path)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.isspace():
+                continue
+            place = _Place(path, number)
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield BadItem(place.id, f"{place}: the line is not JSON ({error}).")
+                continue
+            if not isinstance(row, dict):
+                yield BadItem(place.id, f'{place}: the line must be an object such as {{"id": "a", "text": "..."}}.')
+            elif "did" in row and "id" not in row:
+                yield _from_row(_from_candidate(row), place, root)
+            else:
+                yield _from_row({_known(name): value for name, value in row.items()}, place)
+
+
+def _from_candidate(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of an M-BEIR candidate pool, with this module's names."""
+    rest = {name: row[name] for name in row.keys() - {"did", "txt", "img_path", "modality", "src_content"}}
+    return {"id": row["did"], "text": row.get("txt"), "image": row.get("img_path"), "metadata": rest}
+
+
+def _benchmark_root(path: Path) -> Path:
+    """The folder that holds `cand_pool` and the pool somewhere in it; the pool's own folder when there is none."""
+    parents = path.absolute().parents
+    return next((folder for folder in parents if (folder / "cand_pool").is_dir()), path.parent)
+
+
+def _read_parquet(path: Path) -> Iterator[Item | BadItem]:
+    number = 0
+    try:
+        with open(path, "rb") as file:
+            table = pq.ParquetFile(file)
+            _check_columns(path, [_known(name) for name in table.schema_arrow.names])
+            for batch in table.iter_batches(batch_size=64):  # small: rows may hold whole pictures
+                for row in batch.to_pylist():
+                    number += 1
+                    named = {_known(name): _jsonable(_known(name), value) for name, value in row.items()}
+                    yield _from_row(named, _Place(path, number))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = f"the file is damaged or not Parquet ({' '.join(str(error).split())}). Write it again."
+        if number == 0:
+            raise BadData(f"{printable(str(path))}: {reason}") from error
+        place = _Place(path, number + 1)
+        yield BadItem(place.id, f"{place} and what follows cannot be read: {reason}")
+
+
+def _jsonable(name: str, value: Any) -> Any:
+    """A cell as a JSON value. Bytes outside the image column have none and are left out, as is NaN ("absent")."""
+    match value:
+        case _ if name == "image":
+            return value
+        case bytes():
+            return None
+        case float() if not math.isfinite(value):
+            return None
+        case datetime() | date() | time():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return float(value)
+        case list() | tuple():
+            return [_jsonable("", entry) for entry in value]
+        case dict():
+            return {str(key): _jsonable("", entry) for key, entry in value.items()}
+    return value
+
+
+def _known(name: str) -> str:
+    """A column's name, with the spelling of the fields forgiven: " Text" is text."""
+    return name.strip().lower() if name.strip().lower() in _FIELDS else name.strip()
+
+
+def _check_columns(path: Path, columns: list[str]) -> None:
+    if not {"text", "caption", "image"} & set(columns):
+        found = printable(", ".join(columns))[:200] or "none"
+        raise BadData(
+            f"{printable(str(path))}: there is no column `text` or `image` (found: {found}). "
+            "Call the columns id, text and image, and save the file as UTF-8."
+        )
+
+
+def _from_row(row: dict[str, Any], place: _Place, root: Path | None = None) -> Item | BadItem:
+    """The item a row describes; `root` is where its picture's path starts, by default beside the file."""
+    id = row.pop("id", None)
+    id = place.id if id in (None, "") else str(id) if type(id) is int else id
+    text = row.pop("text", None)
+    if text is None:
+        text = row.pop("caption", None)
+    image = row.pop("image", None)
+    nested = _as_object(row.pop("metadata", None))
+    metadata = {**row, **nested} if isinstance(nested, dict) else {**row, "metadata": nested}
+    try:
+        return _checked(
+            Item(
+                id,
+                text=text,
+                image=_image(image, root or place.file.parent),
+                metadata={key: value for key, value in metadata.items() if value is not None},
+            )
+        )
+    except BadItem as error:
+        return BadItem(printable(str(id)), f"{place}: {error.reason}")
+
+
+def _as_object(value: Any) -> Any:
+    """The `metadata` of a table whose cells hold no objects: JSON such as {"lang": "en"} becomes one."""
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _image(value: Any, root: Path) -> Any:
+    """A table's picture: bytes, a path relative to `root`, or the {"bytes", "path"} that data-set libraries write."""
+    if isinstance(value, dict):
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    if not isinstance(value, str):
+        return value
+    if not value.strip() or re.match(r"https?://", value):
+        return value.strip() or None
+    return os.path.join(root, value.strip())
+
+
+def _checked(item: Item) -> Item:
+    """The item, if it has text or a picture."""
+    _ = item.modality
+    return item
+
+
+_TABLES = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,132 @@
+"""A split of a benchmark as index arrays over unique texts and pictures: what training and evaluation work on.
+
+Knows queries, positives, pools and prompts; knows nothing of vectors. Every unique string and picture has one number,
+so that an encoder sees each of them once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from genius.data.items import Query, clean_text
+from genius.data.mbeir import Benchmark, Candidate, MBQuery, Task
+from genius.errors import BadData
+
+Choose = Callable[[Sequence[str]], str | None]
+"""Which of a task's prompts a query gets; None means the instruction that a query without one has."""
+
+
+class Vocabulary:
+    """Numbers for unique strings; -1 for none."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str | None) -> int:
+        if not name:
+            return -1
+        if name not in self._numbers:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return self._numbers[name]
+
+
+@dataclass
+class TaskData:
+    """The queries of one task. text, image: (n,) numbers of strings and pictures, -1 for none.
+
+    positives: for each query the rows of its right candidates. pool: the rows searched, None in train.
+    """
+
+    task: Task
+    qids: list[str]
+    text: np.ndarray
+    image: np.ndarray
+    positives: list[np.ndarray]
+    pool: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+@dataclass
+class SplitData:
+    """All tasks of one split over one list of candidates. text, image: (candidates,) numbers, -1 for none."""
+
+    tasks: list[TaskData]
+    dids: list[str]
+    text: np.ndarray
+    image: np.ndarray
+
+    @property
+    def modality(self) -> np.ndarray:
+        """(candidates,) 0 image, 1 text, 2 both."""
+        return np.where(self.image < 0, 1, np.where(self.text < 0, 0, 2))
+
+
+def first_prompt(prompts: Sequence[str]) -> str:
+    return prompts[0]
+
+
+def read_split(
+    benchmarks: Sequence[Benchmark], split: str, texts: Vocabulary, images: Vocabulary, choose: Choose = first_prompt
+) -> SplitData:
+    """One split of some benchmarks, their candidates joined. New strings and pictures go to `texts` and `images`."""
+    tasks: list[TaskData] = []
+    dids: list[str] = []
+    text: list[int] = []
+    image: list[int] = []
+
+    def picture(benchmark: Benchmark, of: Candidate | MBQuery) -> int:
+        return images.number(benchmark.image(of.image_path))
+
+    def add(benchmark: Benchmark, candidate: Candidate, rows: dict[str, int]) -> str:
+        rows[candidate.did] = len(text)
+        dids.append(candidate.did)
+        text.append(texts.number(clean_text(candidate.text)))
+        image.append(picture(benchmark, candidate))
+        return candidate.did
+
+    def read_pool(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> list[str]:
+        """The dids of a task's own pool. The published global val pool lacks candidates that no query names."""
+        pool = benchmark.iter_pool(task, split)
+        return [one.did if one.did in rows or split != "val" else add(benchmark, one, rows) for one in pool]
+
+    def read_task(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> TaskData:
+        queries = benchmark.queries(task, split)
+        prompts = benchmark.prompts(task.dataset, task.query_modality, task.wanted)
+        where = f"{benchmark.root}, {split}: {task.name}"
+        if not queries:
+            raise BadData(f"{where} has no queries. Remove its file, or fill it.")
+        alone = next((q.qid for q in queries if not q.positives), None)
+        if alone is not None:
+            raise BadData(f"{where} has a query, {alone}, without a right candidate. Remove it, or give it one.")
+        pool = None if split == "train" else read_pool(benchmark, task, rows)
+        # Whether there is a picture, not which, decides what the string says.
+        strings = [Query(q.text, q.image_path, choose(prompts), task.wanted).prompt() for q in queries]
+        return TaskData(
+            task,
+            [q.qid for q in queries],
+            np.array([texts.number(s) for s in strings]),
+            np.array([picture(benchmark, q) for q in queries]),
+            [_rows(rows, q.positives, where) for q in queries],
+            None if pool is None else _rows(rows, pool, where),
+        )
+
+    for benchmark in benchmarks:
+        if split not in benchmark.splits():
+            raise BadData(f"{benchmark.root} has no {split} queries; it has {', '.join(benchmark.splits())}.")
+        rows: dict[str, int] = {}
+        for candidate in benchmark.iter_global_pool(split):
+            add(benchmark, candidate, rows)
+        tasks += [read_task(benchmark, task, rows) for task in benchmark.tasks(split)]
+    return SplitData(tasks, dids, np.array(text), np.array(image))
+
+
+def _rows(rows: dict[str, int], dids: Sequence[str], where: str) -> np.ndarray:
+    missing = next((did for did in dids if did not in rows), None)
+    if missing is not None:
+        raise BadData(f"{where} names the candidate {missing}, which the global pool does not hold.")
+    return np.array([rows[did] for did in dids], dtype=np.int64)

@@ -1,0 +1,1 @@
+"""Client, LangChain, LlamaIndex and MCP."""

@@ -1,0 +1,1 @@
+"""The method of the paper: fusion, quantizer, decoder, and the model made of them."""

@@ -1,0 +1,328 @@
+"""A model's networks as ONNX files, for programs that have ONNX Runtime (or another runtime) but not this package.
+
+    encoder_image.onnx   pixels -> image vectors              (of encoders that take pictures)
+    encoder_text.onnx    token ids -> text vectors            (of encoders that take texts)
+    fusion.onnx          image and text vectors -> fused vectors z
+    decoder_open.onnx    z -> log-probabilities of the first level, and what the steps need to know of the query
+    decoder_step.onnx    the codes chosen last -> log-probabilities of the next level
+    onnx.json            what goes in and comes out, and how levels follow each other
+
+All are float32 and standard ONNX (opset 17); batch, beams and tokens are free. Knows networks; does not search, choose
+beams, read pictures or make tokens. The decoder's graphs are those of `decoder_runtime`, with what a caller there works
+out by himself (positions, rows of the table, the level's own codes) put into the files.
+"""
+
+import json
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import onnx
+import torch
+from onnx import compose, numpy_helper
+from torch import Tensor, nn
+
+from genius.encoders.base import Encoder
+from genius.errors import GeniusError
+from genius.model.decoder import Decoder
+from genius.model.decoder_runtime import Engine, array, product
+from genius.model.fusion import Fusion
+from genius.model.genius import Genius
+from genius.runtime.onnx_graph import Graph, Inputs, Shape
+
+if TYPE_CHECKING:
+    from genius.encoders.clip import ClipEncoder
+    from genius.encoders.mini import MiniEncoder
+    from genius.encoders.sentence import SentenceEncoder
+
+OPSET = 17
+Files = dict[str, bytes]
+
+
+def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
+    """Writes the files of a model; returns the names of the networks, in the order in which a search runs them."""
+    files = encoder_files(model.encoder) | {"fusion": fusion_file(model.fusion)} | decoder_files(model.decoder)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / f"{name}.onnx").write_bytes(content)
+    about = {
+        "fingerprint": model.fingerprint,
+        "encoder": model.encoder.config(),
+        "dim": model.dim,
+        "sizes": list(model.sizes),
+        "written": model.decoder.written,
+        "networks": {name: _interface(content) for name, content in files.items()},
+        "notes": notes(model.decoder),
+    }
+    (folder / "onnx.json").write_text(json.dumps(about, indent=2) + "\n")
+    return list(files)
+
+
+def notes(decoder: Decoder) -> list[str]:
+    """How to use the decoder's two files, in sentences."""
+    said = [
+        "q queries, w beams of each. decoder_open scores level 0; each decoder_step scores the next level.",
+        "codes: (q, w), the codes chosen last. parents: (q, w), which beam of the call before each of them extends.",
+        "new_seen_* become the inputs seen_* of the next step; prefix_* and direct stay as decoder_open gave them.",
+        "An ID's score is the sum of its log-probabilities over the levels.",
+    ]
+    if decoder.written < decoder.levels:
+        said.append(
+            f"Only the first {decoder.written} levels take steps. The others are scored by decoder_open already, the "
+            "same for all beams: the output left has their log-probabilities, level by level."
+        )
+    return said
+
+
+def _interface(content: bytes) -> dict[str, dict[str, list[Any]]]:
+    graph = onnx.load_from_string(content).graph
+
+    def shape(value: Any) -> list[Any]:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        return [str(kind), *(d.dim_param or d.dim_value or None for d in value.type.tensor_type.shape.dim)]
+
+    return {
+        "inputs": {value.name: shape(value) for value in graph.input},
+        "outputs": {value.name: shape(value) for value in graph.output},
+    }
+
+
+# Fusion and decoder
+
+
+class StandardGraph(Graph):
+    """A graph without ONNX Runtime's own operators: T5's norm is spelled out, and the runtime joins it again."""
+
+    def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        if kind != "SimplifiedLayerNormalization":
+            return super().node(kind, *inputs, output=output, **attributes)
+        x, weight = inputs
+        mean = super().node("ReduceMean", super().node("Mul", x, x), axes=[-1], keepdims=1)
+        epsilon = self.constant(np.float32(attributes["epsilon"]))
+        size = super().node("Sqrt", super().node("Add", mean, epsilon))
+        return super().node("Mul", super().node("Div", x, size), weight, output=output)
+
+    def linear(self, x: str, module: nn.Linear, output: str | None = None) -> str:
+        return self.node("Add", product(self, x, module.weight), self.constant(array(module.bias)), output=output)
+
+
+def fusion_file(fusion: Fusion) -> bytes:
+    """image, text (n, d), rows of zeros where one is absent -> fused (n, d), normalised (Sec. 4.2.1)."""
+    g = StandardGraph()
+    text = g.node("Relu", g.linear("text", fusion.text_projection_layer))
+    image = g.node("Relu", g.linear("image", fusion.image_projection_layer))
+    joint = g.node("Concat", text, image, axis=1)
+    first, last = (layer for layer in fusion.dynamic_scalar if isinstance(layer, nn.Linear))
+    weight = g.node("Sigmoid", g.linear(g.node("Relu", g.linear(joint, first)), last))  # lambda, (n, 1)
+    mixed = g.linear(g.node("Relu", g.linear(joint, fusion.combiner_layer)), fusion.output_layer)
+    rest = g.node("Sub", g.constant(np.float32(1)), weight)
+    total = g.node("Add", g.node("Mul", weight, "text"), g.node("Mul", rest, "image"))
+    total = g.node("Add", mixed, total)
+    length = g.node("Max", g.node("ReduceL2", total, axes=[1], keepdims=1), g.constant(np.float32(1e-12)))
+    g.node("Div", total, length, output="fused")
+    shape: Shape = ["n", fusion.dim]
+    return g.model({"image": (np.float32, shape), "text": (np.float32, shape)}, {"fused": shape})
+
+
+def decoder_files(decoder: Decoder) -> Files:
+    graphs = DecoderGraphs(decoder)
+    files = {"decoder_open": graphs.opening_file()}
+    return files | {"decoder_step": graphs.step_file()} if decoder.written > 1 else files
+
+
+class DecoderGraphs(Engine):
+    """The engine's networks with nothing left to a caller but queries, codes and beams."""
+
+    def opening_file(self) -> bytes:
+        """z (q, d) -> log_probs (q, 1, sizes[0]), and prefix_*, seen_*, direct and left as `decoder_runtime.State`."""
+        g, c = StandardGraph(), self.config
+        queries = g.slice(g.node("Shape", "z"), 0, 1, axis=0)
+        shape = g.node("Concat", g.constant(np.array([1, 1])), queries, axis=0)
+        nothing = numpy_helper.from_array(np.zeros(1, np.int64))
+        g.node("ConstantOfShape", shape, value=nothing, output="tokens")  # 0 is the start of every ID
+        g.node("Identity", g.constant(self.bias[:, :1, :1]), output="bias")
+        self._write_prefix(g)
+        self._write_path(g)
+        self._write_layers(g, past=False)
+        bounds = [g.constant(self.row_bounds[i : i + 1]) for i in (0, 1)]
+        self._write_scores(g, *bounds)
+        outputs: dict[str, Shape] = {"log_probs": ["q", 1, c.sizes[0]]}
+        outputs |= self._prefix_shapes | {name: [1, "q", c.heads, c.d_kv] for name in self.seen_names}
+        outputs |= {"direct": ["q", 1, c.vocabulary]} if c.skip else {}
+        free = sum(c.sizes[self.written :])
+        outputs |= {"left": ["q", free]} if free else {}
+        return g.model({"z": (np.float32, ["q", c.dim])}, outputs)
+
+    def step_file(self) -> bytes:
+        """codes, parents (q, w), and what the call before gave -> log_probs (q, w, codes of the level), new_seen_*."""
+        g, c = StandardGraph(), self.config
+        one = g.constant(np.array([1]))
+        # The start of the ID, and the codes before: as many as levels are scored
+        level = g.slice(g.node("Shape", "seen_keys0"), 0, 1, axis=0)
+        bounds = g.constant(self.row_bounds)
+        start, stop = g.node("Gather", bounds, level), g.node("Gather", bounds, g.node("Add", level, one))
+        first = g.node("Gather", bounds, g.node("Sub", level, one))  # row of the last level's code 0
+        tokens = g.transpose(g.node("Add", "codes", first), 1, 0)
+        g.node("Unsqueeze", tokens, g.constant(np.array([0])), output="tokens")
+        queries = g.slice(g.node("Shape", "codes"), 0, 1, axis=0)
+        scalars = (g.constant(np.array(0)), g.squeeze(queries, 0), g.constant(np.array(1)))
+        rows = g.node("Mul", g.transpose("parents", 1, 0), queries)
+        rows = g.node("Add", rows, g.node("Range", *scalars))
+        g.node("Reshape", rows, g.constant(np.array([-1])), output="rows")
+        after = g.node("Add", level, one)
+        begins = g.node("Concat", level, g.constant(np.array([0])), axis=0)
+        ends = g.node("Concat", after, after, axis=0)
+        bias = g.constant(self.bias[:, : self.written, : self.written])
+        g.node("Slice", bias, begins, ends, g.constant(np.array([1, 2])), output="bias")
+        self._write_layers(g, past=True)
+        self._write_scores(g, start, stop)
+        inputs: Inputs = {"codes": (np.int64, ["q", "w"]), "parents": (np.int64, ["q", "w"])}
+        inputs |= {name: (np.float32, shape) for name, shape in self._prefix_shapes.items()}
+        inputs |= {name: (np.float32, ["s", "b", c.heads, c.d_kv]) for name in self.seen_names}
+        inputs |= {"direct": (np.float32, ["q", 1, c.vocabulary])} if c.skip else {}
+        outputs: dict[str, Shape] = {"log_probs": ["q", "w", None]}
+        outputs |= {f"new_{name}": ["t", "r", c.heads, c.d_kv] for name in self.seen_names}
+        return g.model(inputs, outputs)
+
+    @property
+    def _prefix_shapes(self) -> dict[str, Shape]:
+        return {name: [self.config.prefix, "q", self.config.heads, self.config.d_kv] for name in self.prefix_names}
+
+    def _write_scores(self, g: Graph, start: str, stop: str) -> None:
+        """hidden (1, w, q, d_model) -> log_probs of the table's rows from start to stop."""
+        decoder, c = self.decoder, self.config
+        table = g.constant(array(decoder.scaled(decoder.output_table)).T)
+        hidden = g.transpose(g.squeeze("hidden", 0), 1, 0, 2)
+
+        def rows(x: str, axis: int, output: str | None = None) -> str:
+            return g.node("Slice", x, start, stop, g.constant(np.array([axis])), output=output)
+
+        if c.whole_vocabulary:
+            logits = g.node("MatMul", hidden, table)
+            logits = g.node("Add", logits, "direct") if c.skip else logits
+            rows(g.node("LogSoftmax", logits, axis=-1), 2, output="log_probs")
+        else:
+            logits = g.node("MatMul", hidden, rows(table, 1))
+            logits = g.node("Add", logits, rows("direct", 2)) if c.skip else logits
+            g.node("LogSoftmax", logits, axis=-1, output="log_probs")
+
+
+# Encoders
+
+
+def encoder_files(encoder: Encoder) -> Files:
+    """The towers of an encoder; none of one that only says which vectors it wants (`ready`)."""
+    from genius.encoders.clip import ClipEncoder
+    from genius.encoders.mini import MiniEncoder
+    from genius.encoders.sentence import SentenceEncoder
+
+    if isinstance(encoder, MiniEncoder):
+        return _mini_files(encoder)
+    if isinstance(encoder, ClipEncoder):
+        return _clip_files(encoder)
+    return _sentence_files(encoder) if isinstance(encoder, SentenceEncoder) else {}
+
+
+def _clip_files(encoder: "ClipEncoder") -> Files:
+    """Pixels as `encoder.pixels` gives them, token ids as `encoder.tokens` does; the texts of a batch equally long."""
+    framing, model = encoder.framing, cast(Any, encoder.model)
+    if framing.shape is None:
+        raise GeniusError(
+            "This SigLIP 2 takes pictures of any proportions, and resizes its positions for each one, which an ONNX "
+            "file cannot do. Use one of a fixed size (without `naflex` in its name)."
+        )
+
+    def picture(pixels: Tensor) -> Tensor:
+        return _vectors(model.get_image_features(pixel_values=framing.values(pixels).permute(0, 3, 1, 2)))
+
+    def text(ids: Tensor) -> Tensor:
+        return _vectors(model.get_text_features(input_ids=ids))
+
+    pixels = torch.zeros(2, *framing.shape, 3, dtype=torch.uint8, device=encoder.device)
+    ids = torch.ones(2, encoder.length, dtype=torch.int64, device=encoder.device)
+    length = {1: "tokens"} if encoder.pad is None else {}
+    return {
+        "encoder_image": traced(Tower(picture), {"pixels": pixels}, "vectors", {"pixels": {0: "n"}}),
+        "encoder_text": traced(Tower(text), {"ids": ids}, "vectors", {"ids": {0: "n"} | length}),
+    }
+
+
+def _vectors(out: Any) -> Tensor:
+    vectors: Tensor = getattr(out, "pooler_output", out)  # older versions of transformers return them bare
+    return vectors.float()
+
+
+def _sentence_files(encoder: "SentenceEncoder") -> Files:
+    """Token ids and mask of the model's own tokenizer."""
+
+    def text(ids: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = encoder.model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
+        return out
+
+    ids = torch.ones(2, 5, dtype=torch.int64, device=encoder.model.device)
+    mask = ids.clone()
+    mask[1, 3:] = 0
+    free = {name: {0: "n", 1: "tokens"} for name in ("ids", "mask")}
+    return {"encoder_text": traced(Tower(text), {"ids": ids, "mask": mask}, "vectors", free)}
+
+
+def _mini_files(encoder: "MiniEncoder") -> Files:
+    """Backbones and heads together; the texts of a batch have the same number of tokens."""
+    from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, build_graph
+    from genius.encoders.minilm import MiniLM
+
+    heads = encoder.heads
+    given = {
+        "map": torch.randn(2, CHANNELS, GRID),
+        "pooled": torch.randn(2, POOLED),
+        "logits": torch.randn(2, CLASSES),
+    }
+    free = {name: {0: "n"} for name in given}
+    head = traced(Tower(heads.encode_image), given, "vectors", free)
+    backbone = onnx.load_from_string(build_graph())
+    both = compose.merge_models(
+        backbone,
+        compose.add_prefix(onnx.load_from_string(head), "head_", rename_inputs=False, rename_outputs=False),
+        io_map=[(name, name) for name in given],
+    )
+    words = MiniLM()
+    ids = torch.tensor(words.tokenize(["a small example"]))
+    text = Tower(lambda ids: heads.encode_text(words(ids), None))
+    return {
+        "encoder_image": bytes(both.SerializeToString()),
+        "encoder_text": traced(text, {"ids": ids}, "vectors", {"ids": {0: "n", 1: "tokens"}}),
+    }
+
+
+class Tower(nn.Module):
+    """A function of tensors as the module that torch's exporter wants."""
+
+    def __init__(self, compute: Any) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        out: Tensor = self.compute(*inputs)
+        return out
+
+
+def traced(module: nn.Module, inputs: dict[str, Tensor], output: str, free: dict[str, dict[int, str]]) -> bytes:
+    """The ONNX model of one call of a torch module. free: the dimensions of inputs that may differ, by name."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
+        file = Path(folder, "traced.onnx")
+        warnings.simplefilter("ignore")  # about the exporter's age, and about shapes that are in fact free
+        torch.onnx.export(
+            module.eval(),
+            tuple(inputs.values()),
+            file,
+            input_names=list(inputs),
+            output_names=[output],
+            dynamic_axes=free | {output: {0: "n"}},
+            opset_version=OPSET,
+            dynamo=False,  # the newer exporter needs packages of its own
+        )
+        return file.read_bytes()

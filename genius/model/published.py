@@ -1,0 +1,315 @@
+"""The authors' published checkpoints, and UniIR's CLIP, as one model folder of ours.
+
+Knows the published files: their tensors' names, and which shapes follow from which. It computes nothing with them, and
+nothing in a file is trusted: only tensors are read (`weights_only=True`), every one of them must have a known name.
+"""
+
+import hashlib
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genius.encoders.base import Encoder
+from genius.encoders.loading import load_encoder
+from genius.errors import BadModel
+from genius.model import t5
+from genius.model.decoder import Decoder, DecoderConfig
+from genius.model.fusion import Fusion
+from genius.model.genius import Genius
+from genius.model.quantizer import MODALITIES, Quantizer
+
+Tensors = dict[str, Tensor]
+
+SHOWN = 5
+"""Names of tensors in a complaint."""
+SOURCES = {
+    "rq": "the quantizer, rq_clip_large.pth of the authors of GENIUS",
+    "decoder": "the decoder, GENIUS_t5small.pth of the authors of GENIUS",
+    "clip": "the encoder, clip_sf_large.pth of UniIR",
+}
+TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+"""The table of the decoder's embeddings, T5's `shared.weight`, under its other names."""
+UNUSED = re.compile(
+    r"clip_model\.|contra_projector\.|vq\.|residual_rq\.layers\.\d+\._codebook\.(initted|cluster_size|embed_avg)$"
+)
+"""Tensors without a part in a search: copies, the codebooks' moving averages, and what only training needs."""
+
+DECODER: dict[str, tuple[str, ...]] = {
+    "prefix_network.0.weight": ("embed_projector.0.weight",),
+    "prefix_network.0.bias": ("embed_projector.0.bias",),
+    "prefix_norm.weight": ("id_generator.encoder.final_layer_norm.weight",),
+    "table": ("id_generator.shared.weight",),
+    "position_bias": ("id_generator.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
+    "final_norm.weight": ("id_generator.decoder.final_layer_norm.weight",),
+}
+"""Our names -> theirs."""
+BLOCK = {f"{ours}.weight": tuple(f"{name}.weight" for name in theirs) for ours, theirs in t5.BLOCK.items()}
+"""The same, in each block. Several of theirs are stacked into one of ours."""
+
+
+def convert(
+    out: str | os.PathLike[str],
+    rq: str | os.PathLike[str] | None,
+    decoder: str | os.PathLike[str],
+    clip: str | os.PathLike[str] | None = None,
+    tell: Callable[[str], None] = lambda step: None,
+) -> Genius:
+    """Makes the model folder `out` of published files, and loads it.
+
+    rq: the quantizer; without it, the copy of it that the decoder's file holds.
+    clip: the encoder; without it, the model works from image and text vectors that are made elsewhere.
+    tell: is told what is being done.
+    """
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadModel(f"{out} exists already. Name a folder that does not, so that nothing is overwritten.")
+    files = {name: Path(file) for name, file in (("rq", rq), ("decoder", decoder), ("clip", clip)) if file is not None}
+    for name, file in files.items():
+        if not file.is_file():
+            raise BadModel(f"There is no file {file}. It should be {SOURCES[name]}; download it, and give its path.")
+    tell(f"Reading {files['decoder']}")
+    both = read_checkpoint(files["decoder"])
+    copied = {name.removeprefix("quantizer."): both.pop(name) for name in list(both) if name.startswith("quantizer.")}
+    if rq is None and not copied:
+        raise BadModel(f"{decoder} holds no copy of the quantizer. Give the quantizer's own file too: --rq.")
+    if "rq" in files:
+        tell(f"Reading {files['rq']}")
+        tensors = read_checkpoint(files["rq"])
+        _compare(files, tensors, copied)
+    else:
+        tensors = copied
+    fusion, quantizer = _quantizer(files.get("rq", files["decoder"]), tensors)
+    generator = _decoder(files["decoder"], both, quantizer)
+    encoder = _encoder(files.get("clip"), quantizer.dim, tell)
+    model = Genius(encoder, fusion, quantizer, generator, dtype="float32", first_code="nearest")
+    tell(f"Writing {out}")
+    model.save_pretrained(out)
+    (out / "README.md").write_text(_card(model, files), encoding="utf-8")
+    return Genius.from_pretrained(out)
+
+
+# Files
+
+
+class _Setting:
+    """Stands in for the objects that hold a training's settings, and forgets what it is given."""
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+SETTINGS = (
+    *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.nodes.AnyNode"),
+    *("omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata", "typing.Any", "argparse.Namespace"),
+)
+"""What training scripts save beside the tensors. No code of these packages is run: `_Setting` takes their place."""
+
+
+def read_checkpoint(file: Path) -> Tensors:
+    """The tensors of a published file, which are under the key "model". Whatever else it holds is not looked at.
+
+    Nothing but tensors, numbers, strings and collections of them is made, so that a file cannot run code.
+    """
+    allowed: list[Any] = [*((_Setting, name) for name in SETTINGS), dict, list, str, int, float, bool]
+    with torch.serialization.safe_globals(allowed):
+        try:
+            # Zip files, which torch writes since 1.6, need not be read whole.
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        except pickle.UnpicklingError as error:
+            found = re.search(r"GLOBAL ([\w.]+)", str(error))
+            what = f"it asks for {found[1]}" if found else "it is not a file of tensors"
+            raise BadModel(
+                f"{file} was not read, since reading it could run code that it brings along: {what}. "
+                "Download the published file again from where its authors put it."
+            ) from error
+        except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise BadModel(f"{file} cannot be read ({reason}). It may be damaged; download it again.") from error
+    tensors = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(tensors, dict) or not tensors:
+        raise BadModel(f'{file} has no tensors under the key "model"; it is not one of the published checkpoints.')
+    for name, value in tensors.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise BadModel(f'{file} holds {name!r}, which is no tensor, under "model"; it is no published checkpoint.')
+    return tensors
+
+
+def _compare(files: Mapping[str, Path], tensors: Tensors, copied: Tensors) -> None:
+    """A decoder can only write codes of the quantizer it was trained with, of which its file holds a copy."""
+    different = [
+        name
+        for name, value in copied.items()
+        if not UNUSED.match(name) and (name not in tensors or not torch.equal(value, tensors[name]))
+    ]
+    if different:
+        raise BadModel(
+            f"{files['decoder']} was trained with another quantizer than {files['rq']}: {_listed(different)} "
+            f"{'differs' if len(different) == 1 else 'differ'}. Give files that belong together, or leave out --rq to "
+            "use the quantizer that the decoder's file holds."
+        )
+
+
+# Parts
+
+
+def _quantizer(file: Path, tensors: Tensors) -> tuple[Fusion, Quantizer]:
+    """Fusion and codebooks. Width, levels and codes follow from the shapes."""
+    hidden, dim = _shape(file, tensors, "encoder.text_projection_layer.weight", 2)
+    numbers = _numbers(tensors, r"residual_rq\.layers\.(\d+)\._codebook\.embed$")
+    levels = len(numbers) - 1
+    if levels < 1:
+        raise BadModel(f"{file} holds no codebooks (residual_rq.layers.1._codebook.embed, and so on).")
+    codes = _shape(file, tensors, "residual_rq.layers.1._codebook.embed", 3)[1]
+    with torch.device("meta"):
+        fusion = Fusion(dim, hidden)
+    shapes = {f"encoder.{name}": tuple(value.shape) for name, value in fusion.state_dict().items()}
+    sizes = (MODALITIES, *[codes] * levels)
+    books = [f"residual_rq.layers.{level}._codebook.embed" for level in range(levels + 1)]
+    shapes |= {name: (1, size, dim) for name, size in zip(books, sizes, strict=True)}
+    _check(file, tensors, shapes)
+    weights = {name: _float(file, tensors, f"encoder.{name}") for name in fusion.state_dict()}
+    fusion.load_state_dict(weights, assign=True)
+    quantizer = Quantizer(dim, codes, levels)
+    quantizer.set_codebooks([_float(file, tensors, name)[0] for name in books])
+    return fusion, quantizer
+
+
+def _decoder(file: Path, tensors: Tensors, quantizer: Quantizer) -> Decoder:
+    """T5 without an encoder. Layers, heads, widths and prefix length follow from the shapes."""
+    rows, d_model = _shape(file, tensors, "id_generator.shared.weight", 2)
+    heads = _shape(file, tensors, DECODER["position_bias"][0], 2)[1]
+    inner = _shape(file, tensors, "id_generator.decoder.block.0.layer.0.SelfAttention.q.weight", 2)[0]
+    width, dim = _shape(file, tensors, "embed_projector.0.weight", 2)
+    config = DecoderConfig(
+        dim=dim,
+        sizes=quantizer.sizes,
+        d_model=d_model,
+        layers=len(_numbers(tensors, r"id_generator\.decoder\.block\.(\d+)\.")),
+        heads=heads,
+        d_kv=inner // heads,
+        d_ff=_shape(file, tensors, "id_generator.decoder.block.0.layer.2.DenseReluDense.wi.weight", 2)[0],
+        prefix=width // d_model,
+        whole_vocabulary=True,
+    )
+    if rows != config.vocabulary:
+        raise BadModel(
+            f"{file} has {rows} tokens, but the quantizer's codes {quantizer.sizes} and T5's three special tokens make "
+            f"{config.vocabulary}. Give the quantizer that this decoder was trained with."
+        )
+    decoder = Decoder(config)
+    names = published_names(config)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, value in decoder.state_dict().items():
+        parts = names[name]
+        shapes |= {part: (value.shape[0] // len(parts), *value.shape[1:]) for part in parts}
+    _check(file, tensors, shapes, optional=[f"id_generator.{name}" for name in TIED])
+    for name in (f"id_generator.{name}" for name in TIED):
+        if name in tensors and not torch.equal(tensors[name], tensors["id_generator.shared.weight"]):
+            raise BadModel(f"{file} has other values in {name} than in id_generator.shared.weight; they must be one.")
+    ours = {name: torch.cat([_float(file, tensors, part) for part in parts]) for name, parts in names.items()}
+    decoder.load_state_dict(ours)
+    return decoder
+
+
+def published_names(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
+    """The names of a decoder's tensors -> the published ones, which are stacked in this order."""
+    names = dict(DECODER)
+    for layer in range(config.layers):
+        block = f"id_generator.decoder.block.{layer}."
+        names |= {f"blocks.{layer}.{name}": tuple(block + part for part in parts) for name, parts in BLOCK.items()}
+    return names
+
+
+def _encoder(file: Path | None, dim: int, tell: Callable[[str], None]) -> Encoder:
+    if file is None:
+        return load_encoder({"kind": "ready", "dim": dim}, {})
+    from genius.encoders.clip import OPENAI_TOKENIZER, from_openai, openai_tokenizer
+
+    tell(f"Reading {file}")
+    try:
+        tokenizer = openai_tokenizer(file.parent)
+    except BadModel as error:
+        raise BadModel(
+            f"{file} has no tokenizer with it. Put the file tokenizer.json of {OPENAI_TOKENIZER} into its folder."
+        ) from error
+    encoder: Encoder = from_openai(read_checkpoint(file), tokenizer, file.name)
+    if encoder.dim != dim:
+        raise BadModel(f"{file} gives vectors of {encoder.dim} numbers, but the quantizer works on {dim}.")
+    return encoder
+
+
+# Tensors
+
+
+def _shape(file: Path, tensors: Tensors, name: str, dimensions: int) -> torch.Size:
+    """Of a tensor that others' shapes follow from."""
+    if name not in tensors:
+        raise BadModel(f"{file} lacks the tensor {name}; it is not the published checkpoint it should be.")
+    shape = tensors[name].shape
+    if len(shape) != dimensions or min(shape) < 1:
+        raise BadModel(f"{file}: {name} has the shape {tuple(shape)}, where {dimensions} dimensions are needed.")
+    return shape
+
+
+def _numbers(tensors: Iterable[str], pattern: str) -> set[int]:
+    return {int(found[1]) for found in (re.match(pattern, name) for name in tensors) if found}
+
+
+def _check(file: Path, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()) -> None:
+    """Each tensor must be there, and have its shape; there may be no others that matter."""
+    missing = [name for name in shapes if name not in tensors]
+    known = {*shapes, *optional}
+    unknown = [name for name in tensors if name not in known and not UNUSED.match(name)]
+    wrong = [
+        f"{name} {tuple(tensors[name].shape)} instead of {shape}"
+        for name, shape in shapes.items()
+        if name in tensors and tuple(tensors[name].shape) != shape
+    ]
+    problems = [
+        f"{what}: {_listed(names)}"
+        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", wrong))
+        if names
+    ]
+    if problems:
+        raise BadModel(f"{file} does not hold the tensors of a published model. {'; '.join(problems).capitalize()}.")
+
+
+def _float(file: Path, tensors: Tensors, name: str) -> Tensor:
+    """In float32, whatever the file has."""
+    value = tensors[name]
+    if not value.is_floating_point() or not torch.isfinite(value).all():
+        raise BadModel(f"{file}: {name} holds values that are not numbers. The file is damaged; download it again.")
+    return value.to(torch.float32, copy=True).contiguous()
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _card(model: Genius, files: Mapping[str, Path]) -> str:
+    """What the folder is made of, for people."""
+    config = model.decoder.config
+    lines = [
+        "# A published GENIUS model, converted",
+        "",
+        f"{model.dim} dimensions; {model.quantizer.codes_per_level} codes on each of {model.quantizer.levels} levels, "
+        f"behind one of {MODALITIES} first codes; a decoder of {config.layers} layers with {config.prefix} prefix "
+        f"embeddings. Fingerprint `{model.fingerprint}`.",
+        "",
+        "| file | SHA-256 |",
+        "|---|---|",
+    ]
+    for file in files.values():
+        with file.open("rb") as opened:
+            lines.append(f"| {file.name} | `{hashlib.file_digest(opened, 'sha256').hexdigest()}` |")
+    if "clip" not in files:
+        lines += ["", "It has no encoder, and works from image and text vectors that are made elsewhere."]
+    return "\n".join(lines) + "\n"

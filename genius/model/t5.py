@@ -1,0 +1,164 @@
+"""The decoder as a `transformers` T5, for people who want to load it without this package.
+
+A `T5ForConditionalGeneration` without encoder layers, whose encoder only norms the prefix embeddings. What T5 cannot
+express is refused with the reason: tables that are not tied, and the linear path of a decoder with `skip`. What it does
+not hold is written beside it: the prefix network (Eq. 9), which makes those embeddings from a query vector, and which
+token stands for which code. T5 normalises over all tokens; a decoder without `whole_vocabulary` does so over a level's
+own codes, and the folder says which of the two was trained.
+
+Knows decoders and T5's names; knows nothing of search, items or models as a whole.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from genius.errors import GeniusError
+from genius.model.decoder import SPECIALS, Decoder
+
+BLOCK = {  # our names -> T5's; several of T5's matrices are one of ours
+    "self_norm": ("layer.0.layer_norm",),
+    "self_qkv": ("layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v"),
+    "self_out": ("layer.0.SelfAttention.o",),
+    "cross_norm": ("layer.1.layer_norm",),
+    "cross_q": ("layer.1.EncDecAttention.q",),
+    "cross_kv": ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"),
+    "cross_out": ("layer.1.EncDecAttention.o",),
+    "ff_norm": ("layer.2.layer_norm",),
+    "ff_in": ("layer.2.DenseReluDense.wi",),
+    "ff_out": ("layer.2.DenseReluDense.wo",),
+}
+PAD, END = 0, 1
+
+README = """---
+library_name: transformers
+tags: [t5, generative-retrieval, semantic-ids]
+---
+
+# Decoder of a GENIUS model, as T5
+
+`T5ForConditionalGeneration` without encoder layers, and beside it `prefix_network.safetensors`, which T5 has no place
+for: it makes the {prefix} embeddings that the decoder attends to from a query vector of {dim} dimensions. `codes.json`
+says which tokens are the codes of a level: code c of level l is the token `starts[l] + c`; an ID is one code of each of
+the {levels} levels, and the first level is the modality (0 image, 1 text, 2 both).
+
+```python
+import json
+
+import torch
+from safetensors.torch import load_file
+from transformers import T5ForConditionalGeneration
+
+t5 = T5ForConditionalGeneration.from_pretrained(FOLDER).eval()
+weights = load_file(FOLDER + "/prefix_network.safetensors")
+network = torch.nn.Sequential({layers})
+network.load_state_dict(weights)
+about = json.load(open(FOLDER + "/codes.json"))
+
+z = torch.nn.functional.normalize(torch.randn(1, {dim}), dim=-1)          # a fused query vector
+prefix = network(z).unflatten(-1, (about["prefix"], t5.config.d_model))
+tokens = torch.tensor([[0]])                                                # the start of every ID
+logits = t5(inputs_embeds=prefix, decoder_input_ids=tokens).logits[:, -1]
+modality = logits[:, about["starts"][0] : about["starts"][1]]               # of the first level's codes
+```
+
+{normalised}
+Only IDs of items that exist are answers: give `generate` a `prefix_allowed_tokens_fn` that knows them.
+"""
+WHOLE = "It was trained with log-probabilities over all tokens: `logits.log_softmax(-1)` is right as it stands.\n"
+LEVELS = (
+    "It was trained with log-probabilities over a level's own codes: take the level's logits first, then their "
+    "`log_softmax`.\n`generate` normalises over all tokens, and its scores differ from those of this model.\n"
+)
+
+
+def as_t5(decoder: Decoder, without_path: bool = False) -> Any:
+    """The same layers as a `T5ForConditionalGeneration` without encoder layers.
+
+    without_path: leave out the linear path of a decoder that has one; the result is then another model.
+    """
+    try:
+        from transformers import T5Config, T5ForConditionalGeneration
+    except ImportError as error:
+        raise GeniusError('A T5 needs transformers: pip install "genius-search[clip]"') from error
+    config = decoder.config
+    if not config.tied:
+        raise GeniusError(
+            "This decoder's input and output tables are not tied, and transformers ties those of every T5. Train with "
+            "tied = true, or export to ONNX, which can express it."
+        )
+    if config.skip and not without_path:
+        raise GeniusError(
+            "This decoder adds a linear path from the query vector to its logits (skip), which T5 has not. Train with "
+            "skip = false and written = 0, or export to ONNX, which can express it."
+        )
+    t5 = T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=config.vocabulary,
+            d_model=config.d_model,
+            d_kv=config.d_kv,
+            d_ff=config.d_ff,
+            num_layers=0,
+            num_decoder_layers=config.layers,
+            num_heads=config.heads,
+            dropout_rate=config.dropout,
+            pad_token_id=PAD,
+            eos_token_id=END,
+        )
+    )
+    missing, unknown = t5.load_state_dict(t5_weights(decoder), strict=False)
+    if unknown or any(".block." in name or "norm" in name for name in missing):
+        raise GeniusError(
+            f"The decoder's weights do not fit this version's T5: {[*missing, *unknown]}. Use another transformers."
+        )
+    t5.generation_config.decoder_start_token_id = PAD
+    return t5.eval()
+
+
+def t5_weights(decoder: Decoder) -> dict[str, Tensor]:
+    """T5's names -> the decoder's weights."""
+    state = decoder.state_dict()
+    table = state["table"]
+    weights = {
+        "encoder.final_layer_norm.weight": state["prefix_norm.weight"],
+        "decoder.final_layer_norm.weight": state["final_norm.weight"],
+        "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": state["position_bias"],
+        "shared.weight": table,
+        "encoder.embed_tokens.weight": table,
+        "decoder.embed_tokens.weight": table,
+        "lm_head.weight": table,
+    }
+    for layer in range(decoder.config.layers):
+        for ours, parts in BLOCK.items():
+            stacked = state[f"blocks.{layer}.{ours}.weight"]
+            for name, part in zip(parts, stacked.chunk(len(parts)), strict=True):
+                weights[f"decoder.block.{layer}.{name}.weight"] = part
+    return weights
+
+
+def save_t5(decoder: Decoder, folder: str | os.PathLike[str]) -> None:
+    """Writes a folder for `T5ForConditionalGeneration.from_pretrained`, with what T5 does not hold beside it."""
+    t5, config, folder = as_t5(decoder), decoder.config, Path(folder)
+    t5.save_pretrained(folder)
+    network = decoder.prefix_network.state_dict()
+    save_file({name: value.contiguous() for name, value in network.items()}, folder / "prefix_network.safetensors")
+    about = {
+        "dim": config.dim,
+        "prefix": config.prefix,
+        "sizes": list(config.sizes),
+        "starts": [SPECIALS + sum(config.sizes[:level]) for level in range(len(config.sizes))],
+        "whole_vocabulary": config.whole_vocabulary,
+    }
+    (folder / "codes.json").write_text(json.dumps(about, indent=2) + "\n")
+    readme = README.format(
+        dim=config.dim,
+        prefix=config.prefix,
+        levels=len(config.sizes),
+        layers=", ".join(f"torch.nn.{module}" for module in decoder.prefix_network),
+        normalised=WHOLE if config.whole_vocabulary else LEVELS,
+    )
+    (folder / "README.md").write_text(readme, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""How the machine is used: threads, ONNX graphs, progress bars."""

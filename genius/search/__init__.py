@@ -1,0 +1,1 @@
+"""Trie, constrained beam search, re-ranking, and the searcher that combines them."""

@@ -1,0 +1,111 @@
+"""The emoji collection and its cache."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from genius.data.images import load_image
+from genius.data.items import Modality
+from genius.demo import collection as module
+from genius.demo.collection import ARTISTS, Emoji, build_collection, fraction, list_emoji
+from genius.errors import GeniusError
+
+KEYS = ("1f600", "1f469-1f3ff-200d-1f692", "1f1e9-1f1ea", "1f35c", "23-20e3")
+
+
+@pytest.fixture(scope="module")
+def emoji() -> list[Emoji]:
+    return list_emoji()
+
+
+@pytest.fixture
+def few(emoji: list[Emoji], monkeypatch: pytest.MonkeyPatch) -> list[Emoji]:
+    some = [one for one in emoji if one.key in KEYS]
+    monkeypatch.setattr(module, "list_emoji", lambda: some)
+    return some
+
+
+def test_about_ten_thousand_items_with_their_own_ids(emoji: list[Emoji], tmp_path: Path) -> None:
+    items = module.Collection(tmp_path, emoji).items()
+    kinds = Counter(item.modality for item in items)
+    assert 10_000 <= len(items) <= 12_500
+    assert kinds[Modality.IMAGE] == 2 * len(emoji) == 2 * kinds[Modality.IMAGE_TEXT]
+    assert kinds[Modality.TEXT] > len(emoji)
+    assert len({item.id for item in items}) == len(items)
+    assert {"twemoji/1f600", "openmoji/1F600", "text/1f600", "pair/1f600", "group/food-fruit"} <= {i.id for i in items}
+
+
+def test_what_is_said_about_an_emoji(emoji: list[Emoji]) -> None:
+    known = {one.key: one for one in emoji}
+    assert known["1f35c"].caption == "Steaming bowl, in the group Asian dishes."
+    assert known["1f35c"].nickname == "ramen"
+    assert known["1f469-1f3ff-200d-1f692"].name == "woman firefighter with dark skin tone"
+    assert known["1f1e9-1f1ea"].name == "flag of Germany"
+    assert known["1f193"].name == "FREE button"
+
+
+def test_nicknames_are_not_in_the_caption(emoji: list[Emoji]) -> None:
+    named = [one for one in emoji if one.nickname]
+    assert len(named) > 500
+    assert not [one.key for one in named if one.nickname.casefold() in one.aliases or one.nickname == one.name]
+
+
+def test_variants_of_a_concept_differ_in_their_traits(emoji: list[Emoji]) -> None:
+    seen = Counter((one.concept, *sorted(one.traits.items())) for one in emoji)
+    assert not [variant for variant, count in seen.items() if count > 1]
+
+
+def test_pictures_are_rendered_on_white(few: list[Emoji], tmp_path: Path) -> None:
+    collection = build_collection(tmp_path)
+    assert [one.key for one in collection.emoji] == sorted(KEYS)
+    for artist in ARTISTS:
+        for one in few:
+            picture = load_image(collection.picture(one, artist))
+            assert picture.size == (module.PIXELS, module.PIXELS)
+            assert len(picture.getcolors(maxcolors=1 << 24) or []) > 3
+        keycap = load_image(collection.picture(few[-1], artist))
+        assert keycap.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_complete_cache_is_read_without_rendering(
+    few: list[Emoji], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int]] = []
+    first = build_collection(tmp_path, lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (10, 10)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("rendered again")
+
+    monkeypatch.setattr(module, "_render", fail)
+    monkeypatch.setattr(module, "_need_packages", fail)
+    assert build_collection(tmp_path) == first
+
+
+def test_missing_pictures_are_drawn_again(few: list[Emoji], tmp_path: Path) -> None:
+    first = build_collection(tmp_path)
+    lost = first.picture(few[0], "openmoji")
+    before = lost.read_bytes()
+    lost.unlink()
+    drawn: list[int] = []
+    build_collection(tmp_path, lambda done, total: drawn.append(total))
+    assert drawn == [1]
+    assert lost.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["", '{"version": 0, "emoji": 5}\n', '{"version": 1, "emoji": 5}\n', "not JSON"])
+def test_a_damaged_listing_is_written_anew(few: list[Emoji], tmp_path: Path, damage: str) -> None:
+    (tmp_path / "emoji.jsonl").write_text(damage)
+    assert build_collection(tmp_path).emoji == few
+    assert build_collection(tmp_path).emoji == few
+
+
+def test_a_missing_package_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(GeniusError, match=r"'emoji'.*pip install \"genius-search\[demo\]\""):
+        build_collection(tmp_path)
+
+
+def test_choices_do_not_change_between_runs() -> None:
+    assert fraction("1f600", "split") == pytest.approx(0.986378131886948, abs=1e-12)

@@ -1,0 +1,501 @@
+"""Every figure on a small benchmark against one query at a time and plain sorting; what stops a run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes import tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from tiny_benchmark import COLOURS, DATASET, SHAPES, write_tiny_benchmark
+
+from genius.data.items import Modality
+from genius.data.mbeir import Benchmark, Candidate, Task, write_instructions, write_pool
+from genius.data.splits import SplitData, TaskData
+from genius.errors import BadData, BadModel, GeniusError
+from genius.evaluation import evaluate as module
+from genius.evaluation.evaluate import (
+    CUTS,
+    METHODS,
+    PEERS,
+    SETTINGS,
+    Collection,
+    Score,
+    encode_questions,
+    evaluate,
+    read_questions,
+    score_collection,
+)
+from genius.model.genius import Genius
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
+    return write_tiny_benchmark(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture(scope="module")
+def model(bench: Benchmark) -> Genius:
+    """Its fusion is not the sum of the two vectors, and its codes are made for the benchmark."""
+    model = tiny_model(seed=4)
+    torch.nn.init.normal_(model.fusion.output_layer.weight, std=0.5)
+    items = model.encode_items([bench.item(one) for one in bench.global_pool("test")])
+    model.quantizer.initialise(torch.from_numpy(model.fuse(items)), torch.from_numpy(items.modality.astype(np.int64)))
+    return model
+
+
+@pytest.fixture(scope="module")
+def scores(model: Genius, bench: Benchmark) -> list[Score]:
+    return evaluate(model, bench, "test", console=QUIET)
+
+
+@dataclass
+class Figures:
+    recall: dict[int, float]
+    right_kind: float
+    mrr: float
+    ndcg: float
+
+
+def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: str, split: str = "test") -> Figures:
+    """One query after another, every candidate scored and sorted."""
+    pool = bench.pool(task, split) if setting == "local" else bench.global_pool(split)
+    if method == "exact-kind":
+        pool = [one for one in pool if one.modality == task.wanted]
+    items = model.encode_items([bench.item(one) for one in pool])
+    ids, which = torch.from_numpy(model.codes(items).astype(np.int64)).unique(dim=0, return_inverse=True)
+    queries = bench.queries(task, split)
+    hits = dict.fromkeys(CUTS, 0)
+    kinds, places, gains = [], [], []
+    for query in queries:
+        asked = model.encode_queries([bench.query(query)])
+        z = torch.from_numpy(model.fuse(asked))
+        if method in ("exact", "exact-kind", "rerank", "fast"):  # the beams hold so small a pool whole
+            score = items.embedding() @ asked.embedding()[0]
+        elif method == "fused":
+            score = model.fuse(items) @ z[0].numpy()
+        elif method in ("codes", "rq"):
+            score = (torch.nn.functional.normalize(model.quantizer.decode(ids), dim=1) @ z[0])[which].numpy()
+        else:
+            score = model.decoder(z.expand(len(ids), -1), ids).sum(dim=1)[which].numpy()
+        ranking = [pool[row] for row in np.argsort(-score, kind="stable")]
+        answers = [c for c in ranking if query.image_path is None or c.image_path != query.image_path][: CUTS[-1]]
+        for cut in CUTS:
+            hits[cut] += any(c.did in query.positives for c in answers[:cut])
+        kinds += [c.modality == task.wanted for c in answers[:5]]
+        right = [place for place, c in enumerate(answers, 1) if c.did in query.positives]
+        best = [place for place in range(1, 11) if place <= len(query.positives)]
+        places.append(1 / right[0] if right else 0)
+        gains.append(sum(1 / np.log2(1 + place) for place in right) / sum(1 / np.log2(1 + place) for place in best))
+    recall = {cut: 100 * hits[cut] / len(queries) for cut in CUTS}
+    return Figures(recall, 100 * float(np.mean(kinds)), float(np.mean(places)), float(np.mean(gains)))
+
+
+def check(score: Score, expected: Figures) -> None:
+    assert score.recall == pytest.approx(expected.recall), score
+    assert score.right_kind == pytest.approx(expected.right_kind), score
+    assert score.mrr == pytest.approx(expected.mrr), score
+    assert score.ndcg == pytest.approx(expected.ndcg), score
+
+
+def test_every_method_and_setting_against_one_query_at_a_time(
+    model: Genius, bench: Benchmark, scores: list[Score]
+) -> None:
+    tasks = {task.name: task for task in bench.tasks("test")}
+    asked = [(s.setting, s.task, s.method) for s in scores]
+    assert asked == [(a, b, c) for a in SETTINGS for b in tasks for c in METHODS]
+    for score in scores:
+        check(score, slowly(model, bench, tasks[score.task], score.setting, score.method))
+        low, high = score.interval[5]
+        assert 0 <= low <= score.recall[5] <= high <= 100
+        assert score.seconds > 0
+        assert score.queries == 6
+        assert score.candidates == (6 if score.setting == "local" else 18)
+
+
+def test_the_methods_and_settings_are_not_all_alike(scores: list[Score]) -> None:
+    """Or the comparison above would not have told them apart."""
+    by_method = [tuple(s.recall[1] for s in scores if s.method == m) for m in METHODS]
+    assert len({by_method[METHODS.index(m)] for m in ("exact", "exact-kind", "fused", "generate", "codes")}) == 5
+    local, everywhere = ([s.recall[1] for s in scores if s.setting == setting] for setting in SETTINGS)
+    assert local != everywhere
+
+
+def test_in_its_own_pool_every_answer_is_of_the_wanted_kind(scores: list[Score]) -> None:
+    assert {s.right_kind for s in scores if s.setting == "local"} == {100}
+    assert min(s.right_kind for s in scores if s.setting == "global") < 100
+    assert {s.right_kind for s in scores if s.method == "exact-kind"} == {100}
+
+
+def test_what_a_method_keeps_of_an_item(scores: list[Score]) -> None:
+    """16 dimensions; 2 bits of modality and three times 3 of meaning."""
+    vector, codes = 64, 11 / 8
+    expected = {m: vector for m in ("exact", "exact-kind", "fused")} | {m: codes for m in ("generate", "codes")}
+    assert {s.method: s.bytes for s in scores} == expected | {m: vector + codes for m in ("rerank", "fast")}
+
+
+def test_the_querys_own_picture_is_no_answer(model: Genius, bench: Benchmark) -> None:
+    """From picture to picture with the same instruction for all, the nearest is the picture itself."""
+    task = Task(DATASET, 4)
+    query = bench.queries(task, "test")[0]
+    pool = bench.pool(task, "test")
+    items = model.encode_items([bench.item(one) for one in pool])
+    pictures = model.encode_queries([bench.query(query)]).image
+    assert pool[int(np.argmax(items.image @ pictures[0]))].image_path == query.image_path
+    # With two pictures a shape, the right one is the only other; the own one would take a place of the first two.
+    only = [c for c in pool if "circle" in c.did]
+    data = SplitData(
+        [TaskData(task, ["q"], np.array([0]), np.array([0]), [np.array([1])], np.arange(2))],
+        [c.did for c in only],
+        np.array([-1, -1]),
+        np.array([0, 1]),
+    )
+    case = Case(data, np.arange(2), np.array([[0, 1]]))
+    assert case.score().recall == {1: 100, 5: 100, 10: 100}
+    assert case.score().ndcg == 1
+    data.tasks[0].positives[0] = np.array([0])
+    assert case.score().recall == {1: 0, 5: 0, 10: 0}
+    data.tasks[0].positives[0] = np.array([0, 1])  # its own picture is nothing that could have been found, either
+    assert case.score().ndcg == 1
+
+
+@dataclass
+class Case:
+    split: SplitData
+    pool: np.ndarray
+    ranked: np.ndarray
+
+    @property
+    def task(self) -> TaskData:
+        return self.split.tasks[0]
+
+    def score(self) -> Score:
+        cut = module.cuts_of(self.task.task.dataset)[-1]
+        answers = module._answers(self.split, self.task, self.pool, self.ranked, cut)
+        asked = module._Asked(self.pool, [answers], 0.0, 1.0)
+        return module._score(self.split, self.task, "local", "exact", asked)
+
+
+def make_case(seed: int, queries: int, candidates: int, answers: int) -> Case:
+    """Random candidates, pool, own pictures, positives and rankings; some rankings end early."""
+    rng = np.random.default_rng(seed)
+    image = rng.integers(-1, 4, candidates)
+    text = np.where(image < 0, 0, rng.integers(-1, 1, candidates))
+    pool = rng.permutation(candidates)[: int(rng.integers(1, candidates + 1))]
+    ranked = np.full((queries, answers), -1)
+    for row in ranked:
+        found = rng.permutation(len(pool))[: int(rng.integers(0, answers + 1))]
+        row[: len(found)] = found
+    positives = [rng.permutation(candidates)[: int(rng.integers(1, 4))] for _ in range(queries)]
+    asked = rng.integers(-1, 4, queries)
+    task = Task(DATASET, int(rng.choice([0, 1, 2, 3, 4, 6, 7, 8])))
+    names = [f"q{n}" for n in range(queries)]
+    data = TaskData(task, names, np.zeros(queries, int), asked, positives, pool)
+    return Case(SplitData([data], [f"d{n}" for n in range(candidates)], text, image), pool, ranked)
+
+
+def answers_of(case: Case, query: int) -> list[int]:
+    rows = [int(case.pool[row]) for row in case.ranked[query] if row >= 0]
+    own = case.task.image[query]
+    return [row for row in rows if own < 0 or case.split.image[row] != own]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 30), st.integers(1, 20))
+def test_scores_against_a_loop(seed: int, queries: int, candidates: int, answers: int) -> None:
+    case = make_case(seed, queries, candidates, answers)
+    score = case.score()
+    kinds = []
+    for cut in CUTS:
+        hits = [bool(set(answers_of(case, q)[:cut]) & set(case.task.positives[q].tolist())) for q in range(queries)]
+        assert score.recall[cut] == pytest.approx(100 * sum(hits) / queries)
+    for query in range(queries):
+        for row in answers_of(case, query)[:5]:
+            kind = Modality.TEXT if case.split.image[row] < 0 else Modality.IMAGE
+            kind = Modality.IMAGE_TEXT if kind == Modality.IMAGE and case.split.text[row] >= 0 else kind
+            kinds.append(kind == case.task.task.wanted)
+    assert score.right_kind == pytest.approx(100 * float(np.mean(kinds)) if kinds else 0)
+
+
+def test_fashion_data_sets_are_measured_at_20_and_50_too() -> None:
+    case = make_case(seed=3, queries=40, candidates=90, answers=58)
+    case.task.image[:] = -1
+    case.task.task = Task("FashionIQ", 7)
+    found = [answers_of(case, query) for query in range(40)]
+    expected = {
+        cut: 100 * np.mean([bool(set(f[:cut]) & {*p}) for f, p in zip(found, case.task.positives, strict=True)])
+        for cut in (1, 5, 10, 20, 50)
+    }
+    assert case.score().recall == pytest.approx(expected)
+    assert expected[10] < expected[20] < expected[50]
+
+
+def test_answers_beyond_the_last_cut_make_up_for_own_pictures(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
+    """A narrow pool of copies: eight candidates show the query's own picture, nine do not."""
+    write_tiny_benchmark(tmp_path, tasks=(4,))
+    copy = Benchmark(tmp_path)
+    file = tmp_path / "cand_pool/global/mbeir_union_test_cand_pool.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    own = [{**rows[0], "did": f"test:copy{n}"} for n in range(7)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *own]))
+    scores = evaluate(model, copy, settings=("global",), methods=("exact",), console=QUIET)
+    expected = slowly(model, copy, Task(DATASET, 4), "global", "exact")
+    assert scores[0].recall == pytest.approx(expected.recall)
+
+
+def test_a_limit_takes_some_queries_of_each_task(model: Genius, bench: Benchmark, scores: list[Score]) -> None:
+    few = evaluate(model, bench, limit=2, settings=("local",), methods=("exact",), console=QUIET)
+    assert [s.queries for s in few] == [2] * 8
+    assert [s.candidates for s in few] == [6] * 8
+    again = evaluate(model, bench, limit=2, settings=("local",), methods=("exact",), console=QUIET)
+    assert few == again
+    more = evaluate(model, bench, limit=10**6, settings=("local",), methods=("exact",), console=QUIET)
+    assert more == [s for s in scores if s.setting == "local" and s.method == "exact"]
+    with pytest.raises(BadData, match="limit is 0"):
+        evaluate(model, bench, limit=0, console=QUIET)
+
+
+def test_sampled_queries_keep_their_own_answers_and_prompts(bench: Benchmark) -> None:
+    everything, some = (read_questions(bench, "test", limit, prompts="all") for limit in (None, 3))
+    whole, part = everything.split.tasks[0], some.split.tasks[0]
+    name = whole.task.name
+    assert len(part) == len(part.image) == len(part.positives) == 3
+    for row, qid in enumerate(part.qids):
+        at = whole.qids.index(qid)
+        assert (part.text[row], part.image[row]) == (whole.text[at], whole.image[at])
+        np.testing.assert_array_equal(part.positives[row], whole.positives[at])
+        assert [text[row] for text in some.prompts[name]] == [text[at] for text in everything.prompts[name]]
+
+
+def test_beam_and_budget_reach_the_search(model: Genius, bench: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+    search = module.Searcher.search
+
+    def watched(self, fused, embedding, wanted, k, mode, beam, budget):  # type: ignore[no-untyped-def]
+        seen.add((mode, beam, budget, self.embeddings is None))
+        assert wanted is None  # what is wanted is for the model to understand from the prompt
+        return search(self, fused, embedding, wanted, k, mode, beam, budget)
+
+    monkeypatch.setattr(module.Searcher, "search", watched)
+    evaluate(model, bench, settings=("global",), tasks=["shapes_task0"], beam=33, budget=44, limit=1, console=QUIET)
+    modes = [("generate", False), ("rerank", False), ("fast", False), ("fast", True)]
+    assert seen == {(mode, 33, 44, bare) for mode, bare in modes}
+
+
+def test_a_beam_of_one_gives_one_answer(model: Genius, bench: Benchmark) -> None:
+    asked = {"settings": ("global",), "tasks": ["shapes_task0"], "console": QUIET}
+    one = evaluate(model, bench, methods=("generate", "rerank"), beam=1, **asked)
+    assert [s.recall[1] for s in one] == [s.recall[10] for s in one]
+    wide = evaluate(model, bench, methods=("generate", "rerank"), beam=50, **asked)
+    assert all(a.recall[10] < b.recall[10] for a, b in zip(one, wide, strict=True))
+
+
+def test_exact_search_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    queries, candidates = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, 23))
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 4)
+    found = module._nearest(queries, candidates, 6)
+    np.testing.assert_array_equal(found, np.argsort(-queries @ candidates.T, axis=1)[:, :6])
+    assert module._nearest(queries, candidates[:0], 6).shape == (5, 0)
+
+
+def test_all_prompts_are_the_mean_of_each_alone(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
+    asked = {"settings": ("global",), "methods": ("exact", "generate"), "tasks": ["shapes_task0", "shapes_task6"]}
+    together = evaluate(model, bench, prompts="all", console=QUIET, **asked)
+    alone = []
+    for number in range(4):
+        folder = tmp_path / str(number)
+        copy = write_tiny_benchmark(folder)
+        rows = [replace(row, prompts=row.prompts[number:] + row.prompts[:number]) for row in bench.instructions]
+        write_instructions(folder, rows)
+        alone.append(evaluate(model, copy, console=QUIET, **asked))
+    assert len(together) == 4
+    for score, *parts in zip(together, *alone, strict=True):
+        recalls = [part.recall[5] for part in parts]
+        assert score.recall[5] == pytest.approx(np.mean(recalls))
+        assert score.spread is not None
+        assert score.spread[5] == pytest.approx(np.std(recalls))
+        assert score.mrr == pytest.approx(np.mean([part.mrr for part in parts]))
+        assert score.ndcg == pytest.approx(np.mean([part.ndcg for part in parts]))
+        assert parts[0].spread is None
+    assert max(score.spread[5] for score in together if score.spread) > 0
+
+
+def test_tasks_are_chosen_by_name_or_beginning(bench: Benchmark) -> None:
+    def names(tasks: Sequence[str]) -> list[str]:
+        return [task.task.name for task in read_questions(bench, "test", tasks=tasks).split.tasks]
+
+    assert names(["shapes_task7", "shapes_task0"]) == ["shapes_task0", "shapes_task7"]
+    assert len(names(["shapes"])) == 8
+    with pytest.raises(BadData, match=r"begins with 'mscoco'.*shapes_task0, shapes_task1"):
+        names(["shapes", "mscoco"])
+
+
+def test_peers_on_the_same_vectors(model: Genius, bench: Benchmark) -> None:
+    pytest.importorskip("faiss")
+    task = Task(DATASET, 4)
+    scores = evaluate(model, bench, tasks=[task.name], methods=(*METHODS, *PEERS), console=QUIET)
+    assert [s.method for s in scores] == [*METHODS, *PEERS] * 2
+    for score in scores:
+        if score.method == "hnsw":  # in so small a pool a graph misses nothing
+            check(score, slowly(model, bench, task, score.setting, "exact"))
+            assert score.bytes > 64
+        elif score.method == "rq":
+            check(score, slowly(model, bench, task, score.setting, "rq"))
+            assert score.bytes == 11 / 8
+        elif score.method in PEERS:
+            assert score.bytes <= 11 / 8
+
+
+# What stops a run
+
+
+def test_without_faiss_peers_are_refused_before_anything_is_encoded(
+    model: Genius, bench: Benchmark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(module, "encode_questions", None)
+    with pytest.raises(GeniusError, match=r"pip install \"genius-search\[peers\]\""):
+        evaluate(model, bench, methods=("exact", "hnsw"), console=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"settings": ("lokal",)}, "no setting 'lokal'. Choose from local, global"),
+        ({"settings": ()}, "No setting was given"),
+        ({"methods": ("exact", "quick")}, "no method 'quick'. Choose from exact"),
+        ({"prompts": "second"}, "'second'. Choose from first, all"),
+        ({"beam": 0}, "beam is 0"),
+        ({"budget": 0}, "budget is 0"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(model: Genius, bench: Benchmark, wrong: dict, sentence: str) -> None:
+    with pytest.raises(GeniusError, match=sentence):
+        evaluate(model, bench, console=QUIET, **wrong)
+
+
+def test_an_empty_pool_is_named(model: Genius, tmp_path: Path) -> None:
+    bench = write_tiny_benchmark(tmp_path)
+    write_pool(tmp_path, Task(DATASET, 2), "test", [])
+    with pytest.raises(BadData, match=f"{DATASET}_task2 has no local candidates"):
+        evaluate(model, bench, console=QUIET)
+
+
+def test_a_query_whose_answers_are_not_in_its_pool_is_named(model: Genius, tmp_path: Path) -> None:
+    bench = write_tiny_benchmark(tmp_path)
+    task = Task(DATASET, 0)
+    query = bench.queries(task, "test")[2]
+    write_pool(tmp_path, task, "test", [c for c in bench.pool(task, "test") if c.did not in query.positives])
+    with pytest.raises(BadData, match=f"{task.name}: no right candidate of the query {query.qid} .*local pool"):
+        evaluate(model, bench, settings=("local",), console=QUIET)
+    scores = evaluate(model, bench, settings=("global",), methods=("exact",), tasks=[task.name], console=QUIET)
+    assert len(scores) == 1
+
+
+def test_a_task_whose_every_answer_shows_the_querys_own_picture_is_named(model: Genius, tmp_path: Path) -> None:
+    bench = write_tiny_benchmark(tmp_path, tasks=(4,))
+    file = tmp_path / f"query/test/mbeir_{DATASET}_task4_test.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    own = {c.image_path: c.did for c in bench.pool(Task(DATASET, 4), "test")}
+    rows = [row | {"pos_cand_list": [own[row["query_img_path"]]]} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(BadData, match=f"{DATASET}_task4: every right candidate .* its own query"):
+        evaluate(model, bench, console=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("nan", "no vector of .*NaN"), ("!!!", "empty vector .* candidate test:text:brown_circle")],
+)
+def test_a_text_without_a_vector_is_named(model: Genius, tmp_path: Path, text: str, sentence: str) -> None:
+    bench = write_tiny_benchmark(tmp_path)
+    file = tmp_path / "cand_pool/global/mbeir_union_test_cand_pool.jsonl"
+    file.write_text(file.read_text().replace("a brown circle on white", text))
+    with pytest.raises(BadData, match=sentence):
+        evaluate(model, bench, console=QUIET)
+
+
+def test_vectors_and_ids_of_another_model_are_refused(model: Genius, bench: Benchmark) -> None:
+    made = encode_questions(model, read_questions(bench, "test", tasks=["shapes_task0"]), console=QUIET)
+
+    def scored(changed: Collection, methods: tuple[str, ...] = ("exact",)) -> list[Score]:
+        return score_collection(model, changed, methods=methods, console=QUIET)
+
+    assert len(scored(made)) == 2
+    with pytest.raises(BadModel, match="8 dimensions, the model's decoder has 16"):
+        scored(replace(made, texts=made.texts[:, :8]))
+    with pytest.raises(BadModel, match=r"another model's"):
+        scored(replace(made, codes=made.codes[:, :2]))
+    with pytest.raises(BadModel, match=r"decoder's levels \(3, 8, 8, 8\)"):
+        scored(replace(made, codes=made.codes + 8))
+    with pytest.raises(BadModel, match="do not fit 18 candidates"):
+        scored(replace(made, codes=made.codes[:5]))
+    with pytest.raises(BadData, match="pictures hold values that are not numbers"):
+        scored(replace(made, images=np.full_like(made.images, np.nan)))
+
+
+def test_a_model_without_a_quantizer_searches_by_all_but_its_codes(model: Genius, bench: Benchmark) -> None:
+    class Bare:
+        engine, quantizer = model.engine, None
+        fuse = staticmethod(model.fuse)
+
+    made = encode_questions(model, read_questions(bench, "test", tasks=["shapes_task0"]), console=QUIET)
+    scores = score_collection(Bare(), made, methods=METHODS[:-1], console=QUIET)
+    assert scores == score_collection(model, made, methods=METHODS[:-1], console=QUIET)
+    with pytest.raises(GeniusError, match="Without a quantizer"):
+        score_collection(Bare(), made, console=QUIET)
+
+
+def test_only_what_is_searched_is_encoded(model: Genius, tmp_path: Path) -> None:
+    """From text to text in its own pool, no picture is opened."""
+    bench = write_tiny_benchmark(tmp_path)
+    for file in tmp_path.glob("images/test/*"):
+        file.unlink()
+    asked = {"tasks": ["shapes_task1"], "methods": ("exact",), "console": QUIET}
+    assert len(evaluate(model, bench, settings=("local",), **asked)) == 1
+    with pytest.raises(BadData, match="picture cannot be read"):
+        evaluate(model, bench, settings=("local", "global"), **asked)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a picture"])
+def test_a_picture_that_cannot_be_read_is_named(model: Genius, tmp_path: Path, content: bytes | None) -> None:
+    bench = write_tiny_benchmark(tmp_path)
+    file = tmp_path / f"images/test/{COLOURS['test'][0]}_{SHAPES['test'][1]}.png"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BadData, match=f"picture cannot be read: {file}"):
+        evaluate(model, bench, console=QUIET)
+
+
+def test_an_unknown_split_is_refused(model: Genius, bench: Benchmark) -> None:
+    with pytest.raises(BadData, match="dev"):
+        evaluate(model, bench, "dev", console=QUIET)
+
+
+def test_a_benchmark_of_texts_alone(model: Genius, tmp_path: Path) -> None:
+    """No picture anywhere: there is nothing to encode, and that is no mistake."""
+    bench = write_tiny_benchmark(tmp_path, tasks=(1,))
+    for split in ("global/mbeir_union_test", f"local/mbeir_{DATASET}_task1_test"):
+        file = tmp_path / f"cand_pool/{split}_cand_pool.jsonl"
+        rows = [row for row in map(json.loads, file.read_text().splitlines()) if row["modality"] == "text"]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scores = evaluate(model, bench, methods=("exact",), console=QUIET)
+    expected = slowly(model, bench, Task(DATASET, 1), "global", "exact")
+    assert [s.recall for s in scores] == [pytest.approx(expected.recall)] * 2
+
+
+def test_no_candidate_is_a_named_error_too(model: Genius, tmp_path: Path) -> None:
+    bench = write_tiny_benchmark(tmp_path, tasks=(0,))
+    stranger = Candidate("test:stranger", "a text", None, Modality.TEXT)
+    write_pool(tmp_path, Task(DATASET, 0), "test", [stranger])
+    with pytest.raises(BadData, match="test:stranger"):
+        evaluate(model, bench, console=QUIET)

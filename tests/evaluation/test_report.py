@@ -1,0 +1,403 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from genius.errors import BadData, GeniusError
+from genius.evaluation import charts, report
+from genius.evaluation.report import PAPER, judge, write_report
+
+TASKS = (("mscoco_task0", "mscoco", "text->image"), ("fashion200k_task3", "fashion200k", "image->text"))
+SIZES = {"exact": 128.0, "generate": 3.25, "fast": 131.25, "ivfpq": 3.0}
+
+
+def score(
+    setting: str, task: tuple[str, str, str], method: str, recall: float, half: float = 2.0, spread: float | None = None
+) -> dict[str, Any]:
+    cuts = (1, 5, 10, 20, 50) if task[1] == "fashion200k" else (1, 5, 10)
+    values = {cut: recall + cut - 5 for cut in cuts}
+    return {
+        "setting": setting,
+        "task": task[0],
+        "dataset": task[1],
+        "kind": task[2],
+        "method": method,
+        "queries": 1234,
+        "candidates": 5678,
+        "recall": {str(cut): value for cut, value in values.items()},
+        "interval": {str(cut): [value - half, value + half] for cut, value in values.items()},
+        "mrr": 0.41,
+        "ndcg": 0.52,
+        "right_kind": 100.0 if setting == "local" or method != "exact" else 88.5,
+        "seconds": 0.0021,
+        "bytes": SIZES[method],
+        "spread": None if spread is None else {str(cut): spread for cut in cuts},
+    }
+
+
+RECALLS = {"exact": 60.0, "generate": 45.0, "fast": 57.0, "ivfpq": 30.0}
+
+
+def write_run(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    scores = [score(s, t, m, r) for s in ("local", "global") for t in TASKS for m, r in RECALLS.items()]
+    model = {"name": "/far/away/tiny", "fingerprint": "0123456789abcdef", "dim": 32, "levels": 3}
+    model |= {"codes_per_level": 256, "bytes_per_item": 3.25}
+    codebooks = [{"level": 1, "used": 100.0, "perplexity": 2.5}]
+    codebooks += [{"level": level, "used": 90.0 - level, "perplexity": 100.0 + level} for level in (2, 3, 4)]
+    run = {"format": 1, "model": model, "benchmark": "shoes", "split": "test", "beam": 50, "budget": 1000}
+    run |= {"limit": None, "prompts": "first", "seconds": 5.0, "scores": scores, "codebooks": codebooks}
+    (folder / "run.json").write_text(json.dumps(run | changes))
+    return folder
+
+
+def ablation(name: str, recall: float, direction: str, half: float = 2.0, **about: Any) -> dict[str, Any]:
+    scores = [score("global", t, m, recall, half) for t in TASKS for m in ("exact", "generate")]
+    row: dict[str, Any] = {
+        "name": name,
+        "table": "Table 4",
+        "label": name,
+        "paper": None,
+        "direction": direction,
+        "against": "whole",
+    }
+    row |= {"setting": "global", "beam": 30, "scheme": "modality", "seconds": 1.0, "scores": scores, "codebooks": []}
+    return row | {"mean": {"exact": recall, "generate": recall}, "interval": {}} | about
+
+
+def write_ablations(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "ablations.json").write_text(json.dumps({"format": 1, "quick": True, "rows": rows}))
+    return folder
+
+
+def write_scale(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    rows = [
+        {"method": method, "items": items, "queries_per_second": speed, "bytes_per_item": 64.5, "build_seconds": 2.0}
+        for method, speed in (("flat", 4321.0), ("fast", 210.0))
+        for items in (10_000, 1_000_000)
+    ]
+    (folder / "scale.json").write_text(json.dumps({"threads": 1, "rows": rows}))
+    return folder
+
+
+@pytest.fixture
+def quick_umap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UMAP takes long to start: the first two dimensions do for all but its own test."""
+    monkeypatch.setattr(charts, "flatten", lambda vectors: vectors[:, :2])
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of the time of a report: tests of words and tables go without."""
+    monkeypatch.setattr(charts, "_label", lambda *_, **__: None)
+    monkeypatch.setattr(charts, "_draw", lambda _, name, caption: charts.Chart(name, "<svg ></svg>", caption))
+
+
+def made(runs: list[Path], folder: Path) -> tuple[str, str]:
+    out = folder / "out" / "report.html"
+    write_report(runs, out, Console(quiet=True))
+    return out.read_text(encoding="utf-8"), out.with_suffix(".md").read_text(encoding="utf-8")
+
+
+class Tags(HTMLParser):
+    """Checks that tags close in order, and keeps what could fetch something."""
+
+    VOID = ("meta", "link", "br", "img", "use", "path", "image", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def rows_of(markdown: str, first: str) -> list[list[str]]:
+    """The cells of every table row that begins with `first`."""
+    lines = [line.strip("| ").split(" | ") for line in markdown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in lines if line[0].startswith(first)]
+
+
+def test_page_holds_every_part_and_fetches_nothing(tmp_path: Path, quick_umap: None) -> None:
+    run = write_scale(write_run(tmp_path / "run"))
+    other = write_ablations(tmp_path / "other", [ablation("whole", 50, "reference"), ablation("less", 20, "harmful")])
+    vectors = np.random.default_rng(0).normal(size=(2, 30, 4)).astype(np.float32)
+    np.savez(other / "quantized.npz", **{"with": vectors[0], "without": vectors[1], "modality": np.arange(30) % 3})
+    page, markdown = made([run, other], tmp_path)
+    tags = Tags(page)
+    assert tags.open == []
+    assert all(value.startswith(("#", "data:")) for value in tags.fetched)
+    assert "url(http" not in page
+    assert "@import" not in page
+    for name in (
+        *(f"recall-{cost}-{setting}" for cost in ("bytes", "time") for setting in ("local", "global")),
+        *("scale", "codebooks", "ablations", "umap-with", "umap-without"),
+    ):
+        assert page.count(f'aria-label="{name}"') == 1
+    assert tags.counts["svg"] == 9
+    for text in (page, markdown):
+        assert "/far/away" not in text
+        for title in ("Table 1", "Table 2", "Table 3", "Fig. 4", "Table 4", "Storage per item", "tiny on shoes"):
+            assert title in text
+    assert "30 distinct vectors of 30 items" in page
+
+
+def test_recall_table_is_in_the_papers_layout(tmp_path: Path, undrawn: None) -> None:
+    page, markdown = made([write_run(tmp_path / "run")], tmp_path)
+    assert rows_of(markdown, "task")[0] == ["task", "exact", "generate", "fast", "ivfpq"]
+    local = rows_of(markdown, "mscoco (R@5")[0]
+    assert local[0] == "mscoco (R@5, 1,234 queries, 5,678 items)"
+    assert local[1:] == ["60.0 (58.0–62.0)", "45.0 (43.0–47.0)", "**57.0** (55.0–59.0)", "30.0 (28.0–32.0)"]
+    assert rows_of(markdown, "fashion200k (R@10")[0][1] == "65.0 (63.0–67.0)"
+    half = 2 / np.sqrt(2)  # of a mean over two tasks
+    assert rows_of(markdown, "mean")[0][1] == f"62.5 ({62.5 - half:.1f}–{62.5 + half:.1f})"
+    assert rows_of(markdown, "ratio to exact")[0][1:3] == ["1.000", "0.760"]
+    assert [row[1] for row in rows_of(markdown, "of the asked modality")] == ["100.0", "88.5"]
+    assert page.index("text → image</span>") < page.index("image → text</span>")
+    assert len(rows_of(markdown, "exact")) == 4  # text to image, means twice, storage
+
+
+def test_ratios_stand_beside_the_papers(tmp_path: Path, undrawn: None) -> None:
+    _, markdown = made([write_run(tmp_path / "run")], tmp_path)
+    table = markdown[markdown.index("### Ratio to exact") :]
+    first = rows_of(table, "text → image")[0]
+    exact, generate, rerank = np.mean(PAPER["local"]["text->image"], axis=0)
+    assert first[1:] == ["0.75", "0.95", f"{generate / exact:.2f}", f"{rerank / exact:.2f}"]
+    assert "59 %" in markdown
+    assert "79 %" in markdown
+
+
+@pytest.mark.parametrize(("setting", "averages"), [("global", (48.9, 28.8, 38.3))])
+def test_papers_figures_give_the_papers_average(setting: str, averages: tuple[float, ...]) -> None:
+    rows = [row for part in PAPER[setting].values() for row in part]
+    assert len(rows) == 16
+    assert np.mean(rows, axis=0) == pytest.approx(averages, abs=0.06)
+
+
+def test_a_method_without_all_tasks_has_no_mean(tmp_path: Path, undrawn: None) -> None:
+    scores = [score("local", task, "exact", 60) for task in TASKS] + [score("local", TASKS[0], "fast", 99)]
+    _, markdown = made([write_run(tmp_path / "run", scores=scores)], tmp_path)
+    assert rows_of(markdown, "mean")[0][2] == "–"
+    assert rows_of(markdown, "fashion200k (R@10")[0][2] == "–"
+
+
+def test_spread_over_prompts_is_shown(tmp_path: Path, undrawn: None) -> None:
+    scores = [score("local", task, "exact", 60, spread=0.37) for task in TASKS]
+    page, markdown = made([write_run(tmp_path / "run", scores=scores, prompts="all")], tmp_path)
+    assert "spread over prompts" in markdown
+    assert "| 0.37 |" in markdown
+    assert "--prompts all" not in page
+
+
+def test_missing_parts_are_named_with_their_commands(tmp_path: Path, undrawn: None) -> None:
+    scores = [score("local", task, method, 60) for task in TASKS for method in ("exact", "fast")]
+    page, markdown = made([write_run(tmp_path / "run", scores=scores)], tmp_path)
+    missing = markdown[markdown.index("## Not in this report") :]
+    for command in (
+        "genius evaluate DATA --setting global --out RUN",
+        "genius evaluate DATA --methods hnsw,ivfpq,opq,rq --out RUN",
+        "genius ablate DATA --out RUN",
+        "benchmarks/scale.py",
+    ):
+        assert f"{command}" in missing
+        assert f"{command}" in page
+    assert "Universal" not in markdown
+    _, only_speed = made([write_scale(tmp_path / "speed")], tmp_path)
+    assert "`genius evaluate DATA --out RUN`" in only_speed
+    assert "benchmarks/scale.py" not in only_speed
+    assert rows_of(only_speed, "flat")[0] == ["flat", "4,321", "4,321", "64.5", "2"]
+
+
+def test_speeds_show_what_is_found_and_what_was_disturbed(tmp_path: Path, undrawn: None) -> None:
+    rows = [
+        {"method": name, "items": 100, "queries_per_second": 50.0, "bytes_per_item": 8, "build_seconds": 1} | more
+        for name, more in (("flat", {"found": 1.0, "disturbed": False}), ("hnsw", {"found": 0.934, "disturbed": True}))
+    ]
+    (tmp_path / "scale.json").write_text(json.dumps({"threads": 1, "rows": rows}))
+    _, markdown = made([tmp_path], tmp_path)
+    assert rows_of(markdown, "flat")[0][1] == "50 (finds 100 %)"
+    assert rows_of(markdown, "hnsw")[0][1] == "50† (finds 93 %)"
+    assert "†: measured while" in markdown
+    assert "†" not in made([write_scale(tmp_path / "calm")], tmp_path)[1]
+
+
+def test_files_without_rows_are_named_as_missing(tmp_path: Path) -> None:
+    (tmp_path / "scale.json").write_text(json.dumps({"threads": 1, "rows": []}))
+    _, markdown = made([write_ablations(tmp_path, [])], tmp_path)
+    assert "python benchmarks/scale.py RUN" in markdown
+    assert "genius ablate DATA --out RUN" in markdown
+
+
+REFERENCE = ablation("whole", 50, "reference")
+
+
+@pytest.mark.parametrize(
+    ("recall", "direction", "said", "agrees"),
+    [
+        (40, "harmful", "harmful here too", True),
+        (49, "harmful", "not harmful here: interval −3.0 to +1.0", False),
+        (60, "harmful", "not harmful here: interval +8.0 to +12.0", False),
+        (60, "helpful", "helpful here too", True),
+        (51, "helpful", "not helpful here: interval −1.0 to +3.0", False),
+        (40, "mixed", "mixed in the paper; here worse", None),
+        (60, "unknown", "not in the paper; here better", None),
+        (50, "unknown", "not in the paper; here no clear difference", None),
+    ],
+)
+def test_verdicts(recall: float, direction: str, said: str, agrees: bool | None) -> None:
+    """Two tasks, each known to ±2 in both rows: the mean of the differences is known to ±2."""
+    verdict = judge(ablation("changed", recall, direction), {"whole": REFERENCE})
+    assert (verdict.text, verdict.agrees) == (said, agrees)
+
+
+def test_verdicts_pair_the_tasks() -> None:
+    """Tasks differ by far more than rows do; only differences within a task count."""
+    easy, hard = TASKS
+    rows = []
+    for name, loss in (("whole", 0), ("changed", 3)):
+        scores = [score("global", easy, "generate", 90 - loss, 0.5), score("global", hard, "generate", 10 - loss, 0.5)]
+        rows.append(ablation(name, 50, "harmful", scores=scores))
+    verdict = judge(rows[1], {"whole": rows[0]})
+    assert verdict.text == "harmful here too"
+    assert verdict.difference is not None
+    assert verdict.difference.value == pytest.approx(-3)
+    assert verdict.difference.low == pytest.approx(-3 - 0.5)
+
+
+def test_a_row_without_its_reference_is_not_judged() -> None:
+    verdict = judge(ablation("changed", 10, "harmful"), {})
+    assert (verdict.text, verdict.difference) == ("its reference is not measured", None)
+    with pytest.raises(BadData, match="'odd'"):
+        judge(ablation("changed", 10, "odd"), {"whole": REFERENCE})
+
+
+def test_ablation_tables_show_the_papers_figures(tmp_path: Path, undrawn: None) -> None:
+    rows = [
+        ablation("whole", 50, "reference", against=None, paper={"COCO T→I": 60.0, "WebQA T→T": 20.0}),
+        ablation("less", 20, "harmful", paper={"COCO T→I": 30.0, "WebQA T→T": 10.0}, ours="fewer <codes>"),
+        ablation("alike", 50, "harmful", paper={"COCO T→I": 59.0, "WebQA T→T": 19.0}),
+        ablation("other", 50, "unknown"),
+        ablation("none", 0, "mixed", against="other", paper={"COCO T→I": 0.0, "WebQA T→T": 0.0}),
+    ]
+    page, markdown = made([write_ablations(tmp_path / "run", rows)], tmp_path)
+    less = rows_of(markdown, "less")[0]
+    assert less[0] == "less (fewer <codes>)"
+    assert less[1:3] == ["20.0", "−20.0"]
+    assert less[-2:] == ["−30.0 (−32.0 to −28.0)", "harmful here too"]
+    assert rows_of(markdown, "none")[0][2] == "−40.0"  # its reference is ours alone; that one's is the paper's
+    assert "fewer &lt;codes&gt;" in page
+    assert "1 of the 2 changes that the paper reports as harmful are harmful here too;" in markdown
+    assert page.count('class="words good"') == page.count('class="words bad"') == 1
+    assert "Quick size" in page
+
+
+def test_reranking_is_compared_with_the_papers_gain(tmp_path: Path, undrawn: None) -> None:
+    SIZES["rerank"] = 131.25
+    scores = [score("local", t, m, r) for t in TASKS for m, r in (("generate", 40), ("rerank", 47))]
+    paper = {"COCO T→I": 60.0, "COCO T→I, R": 70.5}
+    row = ablation("both", 40, "reference", scores=scores, paper=paper, mean={"generate": 40, "rerank": 47})
+    _, markdown = made([write_ablations(tmp_path / "run", [row])], tmp_path)
+    assert "both: re-ranking adds 7.0 points here (interval +5.0 to +9.0), 10.5 in the paper." in markdown
+    assert rows_of(markdown, "both")[0][1:3] == ["60.0 (COCO T→I)", "70.5 (COCO T→I)"]
+
+
+def test_colours_follow_the_page_and_files_are_drawn_alike(tmp_path: Path) -> None:
+    run = write_scale(tmp_path / "run")
+    page, _ = made([run], tmp_path)
+    style, body = page.split("</style>")
+    drawings = "".join(re.findall(r"<svg.*?</svg>", body, flags=re.DOTALL))
+    assert "var(--c-fast)" in drawings
+    for name, (light, dark) in charts.COLOURS.items():
+        assert f"--c-{name}: {light};" in style
+        assert f"--c-{name}: {dark};" in style
+        assert light not in drawings
+    assert made([run], tmp_path)[0] == page
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("run.json", "{", "not whole JSON"),
+        ("run.json", '{"format": 1}', "has no 'scores'"),
+        ("run.json", '{"format": 9, "scores": []}', "format 9"),
+        ("ablations.json", "[]", "has no 'rows'"),
+        ("quantized.npz", "no", "genius ablate"),
+        ("notes.txt", "", "holds nothing to report"),
+    ],
+)
+def test_files_that_cannot_be_reported_stop_with_a_sentence(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(BadData, match=said):
+        write_report([tmp_path], tmp_path / "report.html", Console(quiet=True))
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_wrong_arguments_stop_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadData, match="not a folder"):
+        write_report([tmp_path / "no"], tmp_path / "report.html", Console(quiet=True))
+    with pytest.raises(GeniusError, match=r"\.html"):
+        write_report([write_run(tmp_path / "run")], tmp_path / "report.md", Console(quiet=True))
+    with pytest.raises(GeniusError, match="nothing to report"):
+        write_report([], tmp_path / "report.html", Console(quiet=True))
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    with pytest.raises(GeniusError, match=r"genius-search\[report\]"):
+        write_report([tmp_path / "run"], tmp_path / "report.html", Console(quiet=True))
+
+
+def test_a_run_that_has_just_begun_is_reported(tmp_path: Path, undrawn: None) -> None:
+    _, markdown = made([write_run(tmp_path / "run", scores=[], codebooks=[])], tmp_path)
+    assert "genius evaluate DATA --out RUN" in markdown
+
+
+def test_collapsed_vectors_are_drawn_without_umap() -> None:
+    vectors = np.repeat(np.eye(3, 8), 20, axis=0)
+    chart = charts.cloud("collapsed", "Collapsed", vectors, np.repeat([0, 1, 2], 20))
+    assert chart.caption == "3 distinct vectors of 60 items."
+    assert charts.flatten(np.ones((1, 8))).tolist() == [[0, 0]]
+
+
+@pytest.mark.slow
+def test_umap_keeps_clusters_apart() -> None:
+    """Slow only because UMAP is compiled when it is first used."""
+    near = np.random.default_rng(0).normal(size=(2, 40, 8))
+    flat = charts.flatten(np.concatenate([near[0], near[1] + 50]))
+    distance = np.linalg.norm(flat[:, None] - flat[None], axis=2) + np.diag(np.full(80, np.inf))
+    assert ((distance.argmin(axis=1) < 40) == (np.arange(80) < 40)).all()
+
+
+def test_labels_do_not_cover_each_other() -> None:
+    """Eleven methods nearly at one place: every name is drawn, each at a place of its own."""
+    methods = [name for name in charts.COLOURS if name not in ("ink", "soft", "grid")]
+    dots = [charts.Dot(name, 100 + i, 50 + 0.05 * i, 49, 51) for i, name in enumerate(methods)]
+    chart = charts.trade_off("crowd", "Crowd", "cost", [*dots, charts.Dot("flat", 1, 10, 9, 11)], "")
+    places = re.findall(r'transform="([^"]*)"[^>]*>(' + "|".join(methods) + ")</text>", chart.svg)
+    assert {name for _, name in places} == set(methods)
+    assert len({place for place, _ in places}) == len(methods)
+
+
+def test_short_and_size_are_how_people_write_them() -> None:
+    assert [charts.short(v) for v in (0.5, 10, 10_000, 1e6)] == ["0.5", "10", "10k", "1M"]
+    assert [report._size(v) for v in (3.072e9, 12.25e6)] == ["3.07 GB", "12.25 MB"]
+    assert [report._number(v) for v in (3072, 12.25, 12.0, 0.0342, 0)] == ["3,072", "12.25", "12", "0.034", "0"]

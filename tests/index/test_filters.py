@@ -1,0 +1,76 @@
+"""What may stand in a condition, and what is refused with a sentence."""
+
+import pytest
+
+from genius.errors import GeniusError
+from genius.index.filters import LONGEST, OPERATIONS, WILDCARDS, check_condition, unusable
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "lang = 'en' AND year >= 2000",
+        "year BETWEEN 1990 AND 2000 OR year IS NULL",
+        "id IN ('a', 'it''s', \"quoted\", '-- no comment; repeat(1)')",
+        "NOT (lower(lang) LIKE 'e%' AND `étage 2` <> -1.5e-3)",
+        "try_cast(price AS double) < .5",
+        "CASE WHEN ok THEN year > 1 ELSE (year < 1) END",
+        "größe != 3",
+        f"year IN ({','.join(['1'] * 4000)})",
+        f"year IN ({', '.join(['-1'] * 1000)})",
+        " AND ".join(["a = 1"] * (OPERATIONS // 3)),
+        "cast(year AS int unsigned) = 5 OR day = date '2020-01-01' OR NOT (ok) AND year IS NOT DISTINCT FROM -5",
+    ],
+)
+def test_conditions_are_let_through(where):
+    check_condition(where, hidden=["codes"])
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ("", "is not a condition"),
+        (" \n", "is not a condition"),
+        (5, "5 is not a condition"),
+        ("a = '" + "x" * LONGEST + "'", "10,006 characters"),
+        ("repeat('x', 1000000000) = 'a'", "no function repeat; there are abs, cast"),
+        ("repeat ('x', 1000000000) = 'a'", "no function repeat"),
+        ("`repeat`('x', 1000000000) = 'a'", "no function `repeat`"),
+        ("'repeat'('x', 1) = 'a'", "no function 'repeat'"),
+        ("repeat/**/('x', 1) = 'a'", "'/' at character 7"),
+        ("repeat--\n('x', 1) = 'a'", "'-' at character 7"),
+        ("read_csv('/etc/passwd') = 'a'", "no function read_csv"),
+        ("exists (select 1)", "no function exists"),
+        ("id = 'a'; DROP TABLE items", "';' at character 9"),
+        ("year + 1 > 2", "'\\+' at character 6"),
+        ("text || text = 'a'", "'|' at character 6"),
+        ("id = 'open", '"\'" at character 6'),
+        ("id = E'a\\'b'", "must be a space before"),
+        ("year" + "-1" * 400 + " > 0", "402 names and operators; at most 300"),
+        ("year IS NULL" + " IS NULL" * 200, "names and operators"),
+        ("text LIKE '" + "%a" * (WILDCARDS + 1) + "'", "at most 100 of the characters % and _"),
+        ("codes IS NULL", "no field codes"),
+        ("`Codes` IS NULL", "no field `Codes`"),
+        ("_rowid = 0", "no field _rowid"),
+        ("lang = 'en' year = 2000", "no operator such as = or AND before year"),  # Lance would pass over the rest
+        ("lang = 'en' LIMIT 1", "before LIMIT"),
+        ("lang = 'en' 'de'", "before 'de'"),
+        ("year 5", "before 5"),
+        ("year = 5 6", "before 6"),
+        ("(year = 5) (year = 6)", "before \\("),
+        ("lang IS NULL true", "before true"),
+    ],
+)
+def test_anything_else_is_refused(where, sentence):
+    with pytest.raises(GeniusError, match=sentence):
+        check_condition(where, hidden=["codes"])
+
+
+def test_what_lance_says_becomes_a_sentence():
+    error = ValueError(
+        "Invalid user input: No field named b. Valid fields are _rowid., /home/x/lance/scanner.rs:839:33"
+    )
+    assert str(unusable("b = 1", error, {"id": "text", "shoe size": "number"})) == (
+        "The condition 'b = 1' cannot be used: No field named b. A condition compares fields with values, as in "
+        "\"lang = 'en' AND year >= 2000\". The fields of this index are id (text), `shoe size` (number)."
+    )

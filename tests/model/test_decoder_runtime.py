@@ -1,0 +1,175 @@
+"""The engine against the decoder's own log-probabilities by teacher forcing, code by code."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from genius.errors import GeniusError
+from genius.model.decoder import Decoder, DecoderConfig
+from genius.model.decoder_runtime import STEPS, Engine, byte_product, rounded, rounded_positive
+from genius.runtime.onnx_graph import Graph, session
+from tests.model.test_decoder import tiny
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"skip": True},
+    {"whole_vocabulary": True, "skip": True},
+    {"whole_vocabulary": True},
+    {"tied": False},
+    {"prefix_hidden": 4},
+    *({"skip": True, "written": written} for written in (1, 2, 3, 4)),
+]
+Codes = NDArray[np.int64]
+
+
+def some_codes(sizes: tuple[int, ...], *shape: int) -> Codes:
+    return np.random.default_rng(0).integers(0, sizes, (*shape, len(sizes)))
+
+
+def queries(count: int) -> NDArray[np.float32]:
+    return np.random.default_rng(1).standard_normal((count, 8)).astype(np.float32)
+
+
+def teacher_forced(decoder: Decoder, z: NDArray[np.float32], codes: Codes) -> NDArray[np.float32]:
+    """z: (q, dim), codes: (q, w, levels) -> (q, w, levels)"""
+    with torch.inference_mode():
+        repeated = torch.from_numpy(z).repeat_interleave(codes.shape[1], 0)
+        return decoder(repeated, torch.from_numpy(codes).flatten(0, 1)).view(codes.shape).numpy()
+
+
+def picked(log_probs: NDArray[np.float32], codes: Codes) -> NDArray[np.float32]:
+    return np.take_along_axis(log_probs, codes[..., None], axis=-1)[..., 0]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_steps_with_reordered_beams_equal_teacher_forcing(shape: dict[str, Any]) -> None:
+    decoder, z, rng = tiny(**shape), queries(3), np.random.default_rng(2)
+    engine, sizes = Engine(decoder), decoder.config.sizes
+    codes = some_codes(sizes[:1], 3, 2)
+    state, log_probs = engine.open(z, codes)
+    for level, width in ((1, 4), (2, 3), (3, 5)):
+        parents = rng.integers(0, codes.shape[1], (3, width))
+        codes = np.concatenate(
+            [np.take_along_axis(codes, parents[..., None], 1), some_codes(sizes[level:][:1], 3, width)], 2
+        )
+        got = picked(np.take_along_axis(log_probs[level], parents[..., None], 1), codes[..., level])
+        padded = np.concatenate([codes, np.zeros((3, width, 3 - level), np.int64)], 2)
+        np.testing.assert_allclose(got, teacher_forced(decoder, z, padded)[..., level], atol=1e-5)
+        if level < 3:
+            log_probs.append(engine.step(state, codes[..., -1], parents))
+
+
+@pytest.mark.parametrize("given", [0, 1, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_open_and_tail_equal_teacher_forcing(shape: dict[str, Any], given: int) -> None:
+    decoder, z = tiny(**shape), queries(3)
+    codes = some_codes(decoder.config.sizes, 3, 5)
+    engine = Engine(decoder)
+    state, log_probs = engine.open(z, codes[..., :given])
+    expected = teacher_forced(decoder, z, codes)
+    for level, got in enumerate(log_probs):
+        np.testing.assert_allclose(picked(got, codes[..., level]), expected[..., level], atol=1e-5)
+    if given:
+        rest = engine.tail(state, codes[..., given:], np.arange(5)[None].repeat(3, 0))
+        np.testing.assert_allclose(rest, expected[..., given + 1 :].sum(-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_selected_queries_go_on_alone(shape: dict[str, Any]) -> None:
+    decoder = tiny(**shape)
+    engine, codes = Engine(decoder), some_codes(decoder.config.sizes, 4, 2)
+    parents = np.array([[1, 0]]).repeat(4, 0)
+    state, _ = engine.open(queries(4), codes[..., :1])
+    chosen = np.array([3, 1])
+    alone = engine.step(state.select(chosen), codes[chosen, :, 1], parents[chosen])
+    np.testing.assert_array_equal(alone, engine.step(state, codes[..., 1], parents)[chosen])
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_query_scores_the_same_alone_and_in_a_batch(int8: bool) -> None:
+    decoder = tiny()
+    engine, z, codes = Engine(decoder, int8=int8), queries(9), some_codes(decoder.config.sizes, 9, 1)
+    parents = np.zeros((9, 1), np.int64)
+    state, together = engine.open(z, codes[..., :1])
+    step = engine.step(state, codes[..., 1], parents)
+    for i in range(9):
+        state, alone = engine.open(z[i : i + 1], codes[i : i + 1, :, :1])
+        np.testing.assert_array_equal(alone[1], together[1][i : i + 1])
+        np.testing.assert_array_equal(engine.step(state, codes[i : i + 1, :, 1], parents[:1]), step[i : i + 1])
+
+
+def test_free_levels_are_those_of_the_linear_path() -> None:
+    engine = Engine(tiny(skip=True, written=2))
+    assert [engine.free(level) for level in range(4)] == [False, False, True, True]
+    state, _ = engine.open(queries(2), np.zeros((2, 3, 1), np.int64))
+    for level in (2, 3):
+        one = engine.step(state, np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64))
+        np.testing.assert_array_equal(one, engine.left(state, level)[:, None].repeat(3, 1))
+    assert not any(Engine(tiny()).free(level) for level in range(4))
+
+
+def test_a_decoder_in_training_is_refused() -> None:
+    with pytest.raises(GeniusError, match="eval"):
+        Engine(tiny().train())
+
+
+# Eight bits
+
+
+def in_bytes(x: NDArray[np.float32], weight: NDArray[np.float32], positive: bool = False) -> NDArray[np.float32]:
+    """x: (rows, n), weight: (outputs, n) -> their product, of x or of what is positive of it."""
+    graph = Graph()
+    rows = (rounded_positive if positive else rounded)(graph, "x")
+    graph.node("Mul", byte_product(graph, rows, torch.from_numpy(weight)), rows.steps, output="y")
+    model = graph.model({"x": (np.float32, ["rows", x.shape[1]])}, {"y": ["rows", len(weight)]})
+    (y,) = session(model, threads=1).run(None, {"x": x})
+    return y
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Rows of very different sizes, some of zeros, and weights."""
+    rows, outputs, n = draw(st.integers(1, 5)), draw(st.integers(1, 5)), draw(st.sampled_from((1, 2, 3, 16, 70)))
+    numbers = st.floats(-1, 1, width=32)
+    x, weight = (draw(hnp.arrays(np.float32, (count, n), elements=numbers)) for count in (rows, outputs))
+    sizes = draw(hnp.arrays(np.float32, (rows, 1), elements=st.sampled_from([0, 1e-6, 1, 1e6])))
+    return x * sizes, weight
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(products(), st.booleans())
+def test_a_product_in_bytes_errs_by_what_was_rounded_off(
+    given: tuple[NDArray[np.float32], NDArray[np.float32]], positive: bool
+) -> None:
+    x, weight = given
+    taken = np.maximum(x, 0) if positive else x
+    exact = taken.astype(np.float64) @ weight.T.astype(np.float64)
+    of_rows = np.abs(taken).max(1, keepdims=True) / (2 * STEPS if positive else STEPS) / 2
+    of_weights = np.maximum(np.abs(weight).max(1), 1e-12) / STEPS / 2
+    allowed = of_rows * (np.abs(weight) + of_weights[:, None]).sum(1) + np.abs(taken).sum(1, keepdims=True) * of_weights
+    assert (np.abs(in_bytes(x, weight, positive) - exact) <= 1.001 * allowed + 1e-30).all()
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_largest_sums_of_bytes_are_exact(sign: int, positive: bool) -> None:
+    x, weight = np.full((7, 2048), 3.0, np.float32), np.full((9, 2048), sign * 0.5, np.float32)
+    np.testing.assert_allclose(in_bytes(x, weight, positive), np.full((7, 9), sign * 3072.0), rtol=1e-5)
+    mixed = np.where(np.arange(2048) % 2, x, -x)
+    np.testing.assert_allclose(in_bytes(mixed, np.sign(mixed[:1]) * weight), np.full((7, 9), sign * 3072.0), rtol=1e-5)
+
+
+def test_log_probabilities_in_eight_bits_are_nearly_those_of_32() -> None:
+    torch.manual_seed(0)
+    shape = DecoderConfig(8, (3, 50, 50, 50), d_model=64, layers=3, heads=4, d_kv=16, d_ff=256, prefix=5)
+    decoder, z = Decoder(shape).eval(), queries(20)
+    codes = some_codes(shape.sizes, 20, 4)
+    log_probs, rounded_off = (Engine(decoder, int8=int8).open(z, codes[..., :3])[1] for int8 in (False, True))
+    for exact, near in zip(log_probs, rounded_off, strict=True):
+        assert 0 < np.abs(near - exact).mean() < 0.05 * exact.std(axis=-1).mean()

@@ -1,0 +1,277 @@
+"""Beam search against brute force, against a slow step-by-step search, and against the published results."""
+
+import functools
+
+import golden
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from genius.errors import GeniusError
+from genius.model.decoder import Decoder
+from genius.model.decoder_runtime import Engine
+from genius.search.beam import Beams, beam_search
+from genius.search.trie import Trie
+from tests.model.test_decoder import golden_decoder, tiny
+
+Path = tuple[int, ...]
+SIZES = (3, 5, 4, 6)
+exact = settings(deadline=None, derandomize=True, max_examples=40)
+
+
+@functools.cache
+def engine_of(levels: int, seed: int) -> Engine:
+    """Every second one leaves its finer levels to the linear path."""
+    shape = {"skip": True, "written": 1 + seed % levels} if seed % 2 else {}
+    return Engine(tiny(SIZES[:levels], seed, **shape))
+
+
+@st.composite
+def collections(draw: st.DrawFn) -> NDArray[np.uint16]:
+    """Codes of up to 30 items with one to four levels, many of them sharing prefixes or whole IDs."""
+    levels = draw(st.integers(1, 4))
+    rows = st.tuples(*(st.integers(0, size - 1) for size in SIZES[:levels]))
+    return np.array(draw(st.lists(rows, min_size=1, max_size=30)), np.uint16)
+
+
+def queries_of(count: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def scores_of(decoder: Decoder, z: torch.Tensor, paths: list[Path]) -> dict[Path, float]:
+    """Each whole ID's summed log-probability by teacher forcing."""
+    with torch.inference_mode():
+        totals = decoder(z.expand(len(paths), -1), torch.tensor(paths)).double().sum(1)
+    return dict(zip(paths, totals.tolist(), strict=True))
+
+
+def slow_beam_search(decoder: Decoder, z: torch.Tensor, rows: list[Path], width: int) -> list[tuple[Path, float]]:
+    """One query; every prefix is scored from scratch."""
+    beams: list[tuple[Path, float]] = [((), 0.0)]
+    for level in range(len(rows[0])):
+        grown = []
+        for path, score in beams:
+            filled = torch.tensor([[*path, *[0] * (len(rows[0]) - level)]])
+            with torch.inference_mode():
+                log_probs = decoder.logits(z, filled)[level][0].log_softmax(-1).tolist()
+            children = {row[level] for row in rows if row[:level] == path}
+            grown += [((*path, code), score + log_probs[code]) for code in children]
+        beams = sorted(grown, key=lambda beam: (-beam[1], beam[0]))[:width]
+    return beams
+
+
+def paths_of(trie: Trie, beams: Beams) -> list[Path]:
+    return [tuple(path[: beams.level]) for path in trie.ids(beams.lo).tolist()]
+
+
+def as_rows(codes: NDArray[np.uint16]) -> list[Path]:
+    return [tuple(row) for row in codes.tolist()]
+
+
+def test_beams_are_the_published_ones() -> None:
+    trie = Trie(golden.tensor("cand_codes").numpy())
+    found = beam_search(Engine(golden_decoder()), trie, golden.tensor("query_fused"), 10)
+    for beams, codes, logprob in zip(found, golden.tensor("beam_codes"), golden.tensor("beam_logprob"), strict=True):
+        assert trie.ids(beams.lo).tolist() == codes.tolist()
+        np.testing.assert_allclose(beams.logprob, logprob.numpy(), atol=1e-3)
+
+
+@exact
+@given(collections(), st.integers(0, 3))
+def test_wide_beams_equal_brute_force(codes: NDArray[np.uint16], seed: int) -> None:
+    engine, trie, z = engine_of(codes.shape[1], seed), Trie(codes), queries_of(2, seed)
+    for beams, vector in zip(beam_search(engine, trie, z, len(codes)), z, strict=True):
+        expected = scores_of(engine.decoder, vector, sorted(set(as_rows(codes))))
+        assert paths_of(trie, beams) == sorted(expected, key=lambda path: (-expected[path], path))
+        np.testing.assert_allclose(beams.logprob, sorted(expected.values(), reverse=True), atol=1e-4)
+        assert sorted(trie.leaves(beams.lo, beams.hi).tolist()) == list(range(len(codes)))
+
+
+@exact
+@given(collections(), st.integers(1, 6), st.integers(0, 3))
+def test_narrow_beams_equal_a_slow_search(codes: NDArray[np.uint16], width: int, seed: int) -> None:
+    engine, trie, z = engine_of(codes.shape[1], seed), Trie(codes), queries_of(2, seed)
+    for beams, vector in zip(beam_search(engine, trie, z, width), z, strict=True):
+        expected = slow_beam_search(engine.decoder, vector[None], as_rows(codes), width)
+        assert paths_of(trie, beams) == [path for path, _ in expected]
+        np.testing.assert_allclose(beams.logprob, [score for _, score in expected], atol=1e-4)
+
+
+@exact
+@given(
+    collections(),
+    st.lists(st.tuples(st.integers(1, 6), st.integers(-1, 2)), min_size=1, max_size=6),
+    st.none() | st.integers(0, 12),
+    st.booleans(),
+)
+def test_a_query_gets_the_same_alone_and_in_a_batch(
+    codes: NDArray[np.uint16], queries: list[tuple[int, int]], max_items: int | None, tails: bool
+) -> None:
+    engine, trie, z = engine_of(codes.shape[1], 0), Trie(codes), queries_of(len(queries), 0)
+    widths, wanted = (list(values) for values in zip(*queries, strict=True))
+    together = beam_search(engine, trie, z, widths, modality=wanted, max_items=max_items, tails=tails)
+    for i, beams in enumerate(together):
+        options = {"modality": wanted[i : i + 1], "max_items": max_items, "tails": tails}
+        (alone,) = beam_search(engine, trie, z[i : i + 1], widths[i], **options)  # type: ignore[arg-type]
+        assert (alone.level, alone.lo.tolist(), alone.hi.tolist()) == (
+            beams.level,
+            beams.lo.tolist(),
+            beams.hi.tolist(),
+        )
+        np.testing.assert_allclose(alone.logprob, beams.logprob, atol=1e-5)
+
+
+@exact
+@given(collections(), st.integers(1, 6), st.integers(0, 12), st.integers(-1, 2))
+def test_stopping_early_keeps_all_candidates(
+    codes: NDArray[np.uint16], width: int, max_items: int, modality: int
+) -> None:
+    engine, trie, z = engine_of(codes.shape[1], 1), Trie(codes), queries_of(1, 1)
+    (whole,) = beam_search(engine, trie, z, width, modality=[modality])
+    (short,) = beam_search(engine, trie, z, width, modality=[modality], tails=False)
+    (fast,) = beam_search(engine, trie, z, width, modality=[modality], max_items=max_items)
+    candidates = set(trie.leaves(whole.lo, whole.hi).tolist())
+    assert set(trie.leaves(short.lo, short.hi).tolist()) == candidates
+    assert set(trie.leaves(fast.lo, fast.hi).tolist()) >= candidates
+    if fast.items > max_items:  # no choice was left: every beam had one ID
+        assert trie.single(fast.lo, fast.hi).all()
+
+
+@exact
+@given(collections(), st.integers(1, 3), st.integers(1, 30), st.integers(0, 3))
+def test_what_is_left_of_the_budget_is_filled_best_first(
+    codes: NDArray[np.uint16], width: int, max_items: int, seed: int
+) -> None:
+    engine, trie, z = engine_of(codes.shape[1], seed), Trie(codes), queries_of(1, seed)
+    (fast,) = beam_search(engine, trie, z, width, max_items=max_items)
+    if fast.level == 1 or len(fast) <= width:
+        return  # everything fitted, or nothing was left
+    assert fast.items <= max_items
+    assert (np.diff(fast.logprob) <= 1e-6).all()
+    first = trie.ids(fast.lo)[:, 0]
+    assert (first[width:] == first[0]).all()
+    # All nodes that the search has scored at this level: children of the best `width` nodes above.
+    rows = as_rows(codes)
+    above = slow_beam_search(engine.decoder, z, [row[: fast.level - 1] for row in rows], width)
+    nodes = sorted({row[: fast.level] for row in rows if any(row[: fast.level - 1] == path for path, _ in above)})
+    found = [tuple(row) for row in trie.ids(fast.lo)[:, : fast.level].tolist()]
+    left = max_items - fast.items
+    missing = [node for node in nodes if node not in found and node[0] == first[0]]
+    scores = scores_of(engine.decoder, z, nodes)
+    if missing:
+        best = max(missing, key=lambda node: scores[node])
+        assert sum(row[: fast.level] == best for row in rows) > left
+        assert scores[best] <= fast.logprob[-1] + 1e-4
+
+
+@exact
+@given(collections(), st.integers(1, 6), st.integers(0, 2))
+def test_a_wanted_modality_searches_its_subtree_only(codes: NDArray[np.uint16], width: int, modality: int) -> None:
+    engine, trie, z = engine_of(codes.shape[1], 2), Trie(codes), queries_of(1, 2)
+    (beams,) = beam_search(engine, trie, z, width, modality=[modality])
+    rows = [row for row in as_rows(codes) if row[0] == modality]
+    if not rows:
+        assert len(beams) == 0
+        return
+    expected = slow_beam_search(engine.decoder, z, rows, width)
+    assert paths_of(trie, beams) == [path for path, _ in expected]
+    free = (
+        np.array([score for _, score in expected])
+        - engine.decoder.logits(z, torch.tensor(rows[:1]))[0].log_softmax(-1)[0, modality].item()
+    )
+    np.testing.assert_allclose(beams.logprob, free, atol=1e-4)
+
+
+def test_ties_go_to_the_lower_codes() -> None:
+    decoder = tiny(SIZES)
+    with torch.no_grad():
+        decoder.table.zero_()  # every code of a level is equally probable
+    codes = np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16)
+    trie = Trie(codes)
+    (beams,) = beam_search(Engine(decoder), trie, queries_of(1, 0), 7)
+    assert paths_of(trie, beams) == sorted(set(as_rows(codes)))[:7]
+
+
+def test_a_batch_larger_than_one_chunk_comes_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, z = Engine(tiny(SIZES)), queries_of(9, 0)
+    trie = Trie(np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16))
+    whole = beam_search(engine, trie, z, 5)
+    monkeypatch.setattr("genius.search.beam.ROWS_AT_ONCE", 11)
+    for a, b in zip(whole, beam_search(engine, trie, z, 5), strict=True):
+        assert a.lo.tolist() == b.lo.tolist()
+
+
+def test_few_items_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(tiny(SIZES))
+    trie = Trie(np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16))
+    monkeypatch.setattr(engine, "open", None)
+    (beams,) = beam_search(engine, trie, queries_of(1, 0), 5, max_items=60)
+    assert sorted(trie.leaves(beams.lo, beams.hi).tolist()) == list(range(60))
+
+
+def test_empty_trie_and_no_queries() -> None:
+    engine, empty = Engine(tiny(SIZES)), Trie(np.zeros((0, 4), np.uint16))
+    assert [len(beams) for beams in beam_search(engine, empty, queries_of(2, 0), 5)] == [0, 0]
+    assert [len(beams) for beams in beam_search(engine, empty, queries_of(2, 0), 5, max_items=10)] == [0, 0]
+    assert beam_search(engine, Trie(np.array([[0, 1, 2, 3]])), queries_of(0, 0), 5) == []
+
+
+def test_bad_input_is_refused() -> None:
+    engine, trie = Engine(tiny(SIZES)), Trie(np.array([[0, 1, 2, 3]]))
+    with pytest.raises(GeniusError, match="width is 0"):
+        beam_search(engine, trie, queries_of(1, 0), 0)
+    with pytest.raises(GeniusError, match="shape"):
+        beam_search(engine, trie, torch.randn(1, 7), 5)
+    with pytest.raises(GeniusError, match="query 1"):
+        beam_search(engine, trie, [[0.0] * 8, [float("nan")] * 8], 5)
+    with pytest.raises(GeniusError, match="highest codes"):
+        beam_search(engine, Trie(np.array([[0, 1, 2, 6]])), queries_of(1, 0), 5)
+    with pytest.raises(GeniusError, match="have 2 codes"):
+        beam_search(engine, Trie(np.array([[0, 1]])), queries_of(1, 0), 5)
+
+
+@exact
+@given(collections(), st.integers(0, 3), st.integers(1, 8), st.sampled_from([0.05, 0.3, 0.6, 1.0]))
+def test_doubtful_modalities_are_not_searched(codes: NDArray[np.uint16], seed: int, width: int, doubt: float) -> None:
+    engine, trie = engine_of(codes.shape[1], seed), Trie(codes)
+    z = queries_of(1, seed)
+    with torch.inference_mode():
+        first = (
+            engine.decoder.logits(z, torch.zeros(1, codes.shape[1], dtype=torch.long))[0][0]
+            .log_softmax(-1)
+            .exp()
+            .tolist()
+        )
+    there = sorted(set(codes[:, 0].tolist()), key=lambda code: (-first[code], code))[:width]
+    kept: list[int] = []
+    for code in there:
+        if first[code] >= doubt * first[there[0]] * (1 - 1e-6) or np.isin(codes[:, 0], kept).sum() < width:
+            kept.append(code)
+    some = Trie(codes[np.isin(codes[:, 0], kept)])
+    (got,) = beam_search(engine, trie, z, width, doubt=doubt)
+    (expected,) = beam_search(engine, some, z, width)
+    assert paths_of(trie, got) == paths_of(some, expected)
+    np.testing.assert_allclose(got.logprob, expected.logprob, atol=1e-5)
+
+
+@exact
+@given(collections(), st.integers(1, 4), st.integers(1, 30), st.integers(0, 3))
+def test_a_linear_path_fills_the_whole_budget(codes: NDArray[np.uint16], width: int, max_items: int, seed: int) -> None:
+    engine, trie, z = (
+        Engine(tiny(SIZES[: codes.shape[1]], seed, skip=True, written=1)),
+        Trie(codes),
+        queries_of(1, seed),
+    )
+    (fast,) = beam_search(engine, trie, z, width, max_items=max_items)
+    (whole,) = beam_search(engine, trie, z, width)
+    rows = trie.leaves(fast.lo, fast.hi).tolist()
+    assert len(set(rows)) == len(rows)
+    assert set(rows) >= set(trie.leaves(whole.lo, whole.hi).tolist())
+    if not engine.path or fast.level == 1:
+        return  # one level, or everything fitted
+    best = trie.ids(fast.lo)[0, 0]
+    others = (codes[:, 0] != best)[rows].sum()  # of beams; what fills the rest has the best one's modality
+    assert len(rows) >= min(max_items, (codes[:, 0] == best).sum() + others)

@@ -1,0 +1,335 @@
+"""Batcher: queries that wait are answered together, each as if it were alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_index import FakeIndex, until
+from fakes import picture, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genius.data.items import Item, Query
+from genius.errors import BadItem, GeniusError
+from genius.index.index import Index
+from genius.serve.batching import Batcher, How, Reply
+from genius.serve.limits import Busy, TooLate
+from genius.serve.settings import Settings
+
+
+@asynccontextmanager
+async def batcher(
+    index: Any, seen: Callable[[list[Reply]], None] = lambda _: None, **limits: Any
+) -> AsyncIterator[Batcher]:
+    one = Batcher(index, Settings(**limits), seen)
+    one.start()
+    try:
+        yield one
+    finally:
+        if isinstance(index, FakeIndex):
+            index.gate.open()
+        await one.stop(10)
+
+
+def text_of(reply: Reply) -> str:
+    return reply.hits[0].id
+
+
+def ask(batches: Batcher, text: str, **how: Any) -> "asyncio.Task[Reply]":
+    return asyncio.create_task(batches.ask(Query(text=text), How(**how)))
+
+
+async def held_up(batches: Batcher, index: FakeIndex) -> "asyncio.Task[Reply]":
+    """A query that the thread is busy with until the gate is opened."""
+    index.gate.shut()
+    before = index.gate.reached
+    first = ask(batches, "first")
+    await until(lambda: index.gate.reached == before + 1)
+    return first
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+def test_what_waits_is_encoded_together_and_everyone_gets_the_own_answer() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first = await held_up(batches, index)
+            others = [ask(batches, f"q{i}") for i in range(5)]
+            await until(lambda: batches.waiting == 5)
+            index.gate.open()
+            replies = await asyncio.gather(first, *others)
+        assert [text_of(reply) for reply in replies] == ["A first", *(f"A q{i}" for i in range(5))]
+        assert [len(batch) for batch in index.batches] == [1, 5]
+        assert [reply.batch for reply in replies] == [1, 5, 5, 5, 5, 5]
+
+    run(test)
+
+
+def test_a_batch_has_a_greatest_size() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index, max_batch=2) as batches:
+            first = await held_up(batches, index)
+            others = [ask(batches, f"q{i}") for i in range(5)]
+            await until(lambda: batches.waiting == 5)
+            index.gate.open()
+            await asyncio.gather(first, *others)
+        assert [len(batch) for batch in index.batches] == [1, 2, 2, 1]
+
+    run(test)
+
+
+def test_queries_are_encoded_in_one_go_and_answered_in_groups_of_the_same_settings() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first = await held_up(batches, index)
+            others = [ask(batches, f"q{i}", k=1 + i % 2) for i in range(4)]
+            await until(lambda: batches.waiting == 4)
+            index.gate.open()
+            replies = await asyncio.gather(first, *others)
+        assert [len(batch) for batch in index.batches] == [1, 4]
+        assert [(texts, how["k"]) for texts, how in index.groups[1:]] == [(["A q0", "A q2"], 1), (["A q1", "A q3"], 2)]
+        assert [text_of(reply) for reply in replies[1:]] == [f"A q{i}" for i in range(4)]
+
+    run(test)
+
+
+def test_what_is_wrong_with_one_query_fails_that_one_alone() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first = await held_up(batches, index)
+            others = [
+                ask(batches, "good"),
+                ask(batches, "broken"),
+                ask(batches, "nan"),
+                ask(batches, "unreadable"),
+                ask(batches, "fine", where="wrong"),
+                ask(batches, "also good", k=3),
+            ]
+            await until(lambda: batches.waiting == 6)
+            index.gate.open()
+            await first
+            good, broken, nan, unreadable, wrong, also = await asyncio.gather(*others, return_exceptions=True)
+        assert isinstance(good, Reply)
+        assert isinstance(also, Reply)
+        assert (text_of(good), text_of(also)) == ("A good", "A also good")
+        assert [str(error) for error in (broken, nan, wrong)] == [
+            "It is broken.",
+            "A vector holds values that are not numbers.",
+            "The condition is wrong.",
+        ]
+        assert isinstance(unreadable, BadItem)
+
+    run(test)
+
+
+def test_an_error_that_nobody_foresaw_fails_its_batch_and_not_the_next() -> None:
+    async def test() -> None:
+        def seen(_: list[Reply]) -> None:
+            if not index.groups[1:]:
+                raise ZeroDivisionError
+
+        index = FakeIndex()
+        async with batcher(index, seen) as batches:
+            with pytest.raises(ZeroDivisionError):
+                await ask(batches, "one")
+            assert text_of(await ask(batches, "two")) == "A two"
+
+    run(test)
+
+
+def test_more_queries_than_may_wait_are_refused() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index, max_waiting=2) as batches:
+            first = await held_up(batches, index)
+            others = [ask(batches, "a"), ask(batches, "b")]
+            await until(lambda: batches.waiting == 2)
+            with pytest.raises(Busy, match="2 queries wait already"):
+                await batches.ask(Query(text="c"), How())
+            index.gate.open()
+            await asyncio.gather(first, *others)
+            assert text_of(await ask(batches, "d")) == "A d"
+            with pytest.raises(Busy):
+                await batches.ask_many([(Query(text=f"q{i}"), How()) for i in range(3)])
+
+    run(test)
+
+
+def test_a_query_that_has_waited_too_long_is_not_computed() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index, deadline=0.0) as batches:
+            with pytest.raises(TooLate, match="in vain"):
+                await batches.ask(Query(text="late"), How())
+        assert index.batches == []
+
+    run(test)
+
+
+def test_a_query_that_nobody_waits_for_any_more_is_not_computed() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first = await held_up(batches, index)
+            gone, stays = ask(batches, "gone"), ask(batches, "stays")
+            await until(lambda: batches.waiting == 2)
+            gone.cancel()
+            await until(gone.done)
+            index.gate.open()
+            await asyncio.gather(first, stays)
+        assert index.batches == [["A first"], ["A stays"]]
+
+    run(test)
+
+
+def test_many_queries_of_one_request_come_back_in_order_with_what_was_wrong_in_its_place() -> None:
+    async def test() -> None:
+        async with batcher(FakeIndex()) as batches:
+            texts = ["one", "broken", "three"]
+            found = await batches.ask_many([(Query(text=text), How()) for text in texts])
+        assert [text_of(one) if isinstance(one, Reply) else str(one) for one in found] == [
+            "A one",
+            "It is broken.",
+            "A three",
+        ]
+
+    run(test)
+
+
+def test_a_picture_is_prepared_beside_the_thread_and_its_error_is_told_at_once() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first = await held_up(batches, index)
+            with pytest.raises(BadItem, match="cannot be read"):
+                await batches.ask(Query(text="unreadable", image=picture("red")), How())
+            index.gate.open()
+            await first
+        assert index.batches == [["A first"]]
+
+    run(test)
+
+
+def test_a_query_prepared_for_a_model_that_has_been_replaced_is_prepared_anew() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first = await held_up(batches, index)
+            second = asyncio.create_task(batches.ask(Query(text="second", image=picture("red")), How()))
+            await until(lambda: batches.waiting == 1 and batches._queue.qsize() == 1)
+            index.model = index.new_model("B")
+            index.gate.open()
+            replies = await asyncio.gather(first, second)
+        assert [text_of(reply) for reply in replies] == ["B first", "B second"]  # the first was being encoded by A
+
+    run(test)
+
+
+def test_stopping_answers_what_waits_and_takes_nothing_more() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        batches = Batcher(index, Settings())  # type: ignore[arg-type]
+        batches.start()
+        first = await held_up(batches, index)
+        second = ask(batches, "second")
+        await until(lambda: batches.waiting == 1)
+        stopping = asyncio.create_task(batches.stop(30))
+        await until(lambda: batches._closed)
+        with pytest.raises(Busy, match="stopping"):
+            await batches.ask(Query(text="third"), How())
+        index.gate.open()
+        await stopping
+        assert [text_of(await first), text_of(await second)] == ["A first", "A second"]
+        assert not batches._thread.is_alive()
+
+    run(test)
+
+
+def test_what_is_not_answered_when_the_time_is_up_is_refused_with_a_sentence() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        batches = Batcher(index, Settings())  # type: ignore[arg-type]
+        batches.start()
+        first = await held_up(batches, index)
+        second = ask(batches, "second")
+        await until(lambda: batches.waiting == 1)
+        stopping = asyncio.create_task(batches.stop(0))
+        await until(lambda: batches._given_up)
+        index.gate.open()
+        await stopping
+        assert text_of(await first) == "A first"  # it was being worked on
+        with pytest.raises(Busy, match="stopped before"):
+            await second
+
+    run(test)
+
+
+# As with the real index
+
+WORDS = ["cat", "dog", "red", "blue", "house", "sleeps", "runs", "old", "young", "tree"]
+TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join)
+QUERIES = st.builds(
+    Query,
+    text=TEXTS,
+    image=st.sampled_from([None, None, picture("red"), picture("blue")]),
+    target=st.sampled_from([None, "text", "image"]),
+)
+HOWS = st.builds(
+    How,
+    k=st.sampled_from([1, 5]),
+    mode=st.sampled_from(["fast", "rerank", "generate"]),
+    where=st.sampled_from([None, "number < 10", "no such field = 3"]),
+    ids=st.sampled_from([None, frozenset(["t3", "t17", "p2", "none"])]),
+)
+
+
+@pytest.fixture(scope="module")
+def tiny_index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    index = Index.create(tmp_path_factory.mktemp("batching") / "index", tiny_model())
+    texts = [Item(f"t{i}", text=f"{WORDS[i % 10]} {WORDS[i // 4]}", metadata={"number": i}) for i in range(40)]
+    colours = ("red", "blue", "green", "white", "black")
+    index.add([*texts, *(Item(f"p{i}", image=picture(colour)) for i, colour in enumerate(colours))])
+    return index
+
+
+def one_by_one(index: Index, query: Query, how: How) -> Any:
+    try:
+        return index.search(query, **vars(how))
+    except GeniusError as error:
+        return str(error)
+
+
+@settings(max_examples=40, deadline=None)
+@given(asked=st.lists(st.tuples(QUERIES, HOWS), min_size=1, max_size=12))
+def test_answers_are_those_of_one_search_after_the_other(tiny_index: Index, asked: list[tuple[Query, How]]) -> None:
+    async def ask_all() -> list[Reply | GeniusError]:
+        async with batcher(tiny_index) as batches:
+            return await batches.ask_many(asked)
+
+    for (query, how), reply in zip(asked, asyncio.run(ask_all()), strict=True):
+        expected = one_by_one(tiny_index, query, how)
+        if isinstance(reply, GeniusError):
+            assert str(reply) == expected
+            continue
+        assert [hit.id for hit in reply.hits] == [hit.id for hit in expected]
+        assert [hit.codes for hit in reply.hits] == [hit.codes for hit in expected]
+        assert [hit.score for hit in reply.hits] == pytest.approx([hit.score for hit in expected], abs=1e-5)
+        assert {"queue", "prepare", "encode", "generate", "read", "total"} <= set(reply.seconds)
+        assert (reply.version, reply.items) == (tiny_index.version, len(tiny_index))
+
+
+def test_one_loop_after_the_other_can_ask(tiny_index: Index, tmp_path: Path) -> None:
+    batches = Batcher(tiny_index, Settings())
+    batches.start()
+    for _ in range(2):
+        assert asyncio.run(batches.ask(Query(text="cat"), How(k=3))).hits == tiny_index.search(Query(text="cat"), k=3)
+    asyncio.run(batches.stop(5))

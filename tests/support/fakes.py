@@ -1,0 +1,80 @@
+"""A model for tests: real fusion, quantizer and decoder with random weights, and an encoder that needs no backbone."""
+
+import functools
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from genius.encoders.base import Prepared, Vectors
+from genius.model.decoder import Decoder, DecoderConfig
+from genius.model.fusion import Fusion
+from genius.model.genius import Genius
+from genius.model.quantizer import Quantizer
+
+DIM, CODES, LEVELS = 16, 8, 3
+
+
+class TinyEncoder:
+    """A text is the sum of its words' random vectors, a picture a projection of its mean colour.
+
+    A text with the word "nan" gets a vector that is not made of numbers.
+    """
+
+    kind = "tiny"
+    dim = DIM
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        return np.asarray(image, np.float32).reshape(-1, 3).mean(0)
+
+    def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+        rows = [(_picture_vector(one.pixels), _text_vector(one.text)) for one in inputs]
+        image, text = (np.array([row[i] for row in rows], np.float32).reshape(-1, DIM) for i in (0, 1))
+        return Vectors(image, text)
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def config(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+def tiny_model(seed: int = 0) -> Genius:
+    """Models of the same seed are equal, of different seeds are not."""
+    torch.manual_seed(seed)
+    fusion = Fusion(DIM, 8)
+    quantizer = Quantizer(DIM, CODES, LEVELS, seed=seed)
+    sizes = quantizer.sizes
+    decoder = Decoder(DecoderConfig(DIM, sizes, d_model=16, layers=2, heads=2, d_kv=8, d_ff=32, prefix=4))
+    return Genius(TinyEncoder(), fusion, quantizer, decoder)
+
+
+def picture(colour: str, size: tuple[int, int] = (8, 8)) -> Image.Image:
+    return Image.new("RGB", size, colour)
+
+
+def _text_vector(text: str) -> np.ndarray:
+    words = re.findall(r"\w+", text.lower())
+    if "nan" in words:
+        return np.full(DIM, np.nan, np.float32)
+    return _normalised(sum((_random(word) for word in words), np.zeros(DIM)))
+
+
+def _picture_vector(colour: np.ndarray | None) -> np.ndarray:
+    if colour is None:
+        return np.zeros(DIM)
+    return _normalised(sum((value + 1) * _random(f"channel {i}") for i, value in enumerate(colour)))
+
+
+@functools.cache
+def _random(word: str) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(word.encode())).standard_normal(DIM)
+
+
+def _normalised(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)

@@ -1,0 +1,119 @@
+"""Stage 2: the loss of Eq. 8 put together again by hand, and codebooks that start from the training data."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from genius.data.mbeir import Task
+from genius.data.splits import SplitData, TaskData
+from genius.train.config import QuantizerStageConfig
+from genius.train.encoder import contrastive_loss
+from genius.train.loop import step_rng
+from genius.train.quantizer import FrozenVectors, QuantizerStage
+
+DIM, CANDIDATES = 6, 30
+CONFIG = QuantizerStageConfig(
+    codes_per_level=4, levels=2, fusion_hidden=5, batch=12, contrastive=0.7, beta=3.0, gamma=5.0, temperature=0.2
+)
+
+
+@pytest.fixture
+def data() -> SimpleNamespace:
+    """Candidates of all kinds in turn, and composed queries for them."""
+    rng = np.random.default_rng(0)
+    kind = np.arange(CANDIDATES) % 3
+    text = np.where(kind == 0, -1, np.arange(CANDIDATES))
+    image = np.where(kind == 1, -1, np.arange(CANDIDATES))
+    right = [np.array([n, (n + 3) % CANDIDATES]) for n in range(CANDIDATES)]
+    asked = rng.integers(0, CANDIDATES, (2, CANDIDATES))
+    task = TaskData(Task("d", 8), [str(n) for n in range(CANDIDATES)], *asked, right, np.arange(CANDIDATES))
+    split = SplitData([task], [str(n) for n in range(CANDIDATES)], text, image)
+    return SimpleNamespace(train=split, val=split)
+
+
+@pytest.fixture
+def vectors() -> FrozenVectors:
+    texts, images = np.random.default_rng(1).standard_normal((2, CANDIDATES + 1, DIM)).astype(np.float32)
+    texts[-1] = images[-1] = 0
+    return FrozenVectors(texts, images)
+
+
+@pytest.fixture
+def stage(data: SimpleNamespace, vectors: FrozenVectors) -> QuantizerStage:
+    made = QuantizerStage(data, vectors, CONFIG, seed=3)  # type: ignore[arg-type]
+    made.start()
+    torch.nn.init.normal_(made.fusion.output_layer.weight)
+    return made
+
+
+def test_what_is_absent_is_a_row_of_zeros(vectors: FrozenVectors) -> None:
+    image, text = vectors.pair(np.array([-1, 2]), np.array([4, -1]))
+    np.testing.assert_array_equal(image, np.stack([vectors.images[4], np.zeros(DIM)]))
+    np.testing.assert_array_equal(text, np.stack([np.zeros(DIM), vectors.texts[2]]))
+
+
+def test_the_loss_is_eq_8(stage: QuantizerStage) -> None:
+    """L_cl + beta L_rq + gamma L_mse, L_rq by dimension, for queries and targets with the target's modality."""
+    stage.module.eval()
+    with torch.no_grad():
+        loss, figures = stage.loss(5)
+        queries, targets = stage.pairs.draw(step_rng(3, "quantizer", 5), CONFIG.batch)
+        train = stage.data.train
+        z_q = stage.fusion(*stage.vectors.pair(stage.pairs.text[queries], stage.pairs.image[queries]))
+        z_c = stage.fusion(*stage.vectors.pair(train.text[targets], train.image[targets]))
+        kinds = torch.from_numpy(train.modality[targets])
+        masked = torch.from_numpy(stage.pairs.false_negatives(queries, targets))
+        assert masked.any()
+        q, c = (stage.quantizer(z, kinds) for z in (z_q, z_c))
+        assert (c.codes[:, 0] == kinds).all()
+        contrast = contrastive_loss(z_q, z_c, 0.2, masked)
+        rq = (q.loss + c.loss) / 2
+        mse = (q.vectors - c.vectors).square().mean()
+    assert float(loss) == pytest.approx(float(0.7 * contrast + 3.0 * rq / DIM + 5.0 * mse), rel=1e-5)
+    assert figures == pytest.approx({"contrastive": float(contrast), "rq": float(rq), "mse": float(mse)}, rel=1e-5)
+
+
+def test_the_loss_trains_the_fusion_and_moves_the_codebooks(stage: QuantizerStage) -> None:
+    stage.module.train()
+    before = [book.clone() for book in stage.quantizer.codebooks]
+    loss, _ = stage.loss(0)
+    loss.backward()
+    for name, parameter in stage.fusion.named_parameters():
+        assert parameter.grad is not None, name
+    assert any(not torch.equal(a, b) for a, b in zip(before, stage.quantizer.codebooks, strict=True))
+    assert {id(p) for group in stage.groups for p in group["params"]} == {id(p) for p in stage.fusion.parameters()}
+
+
+def test_codebooks_start_from_the_candidates(data: SimpleNamespace, vectors: FrozenVectors) -> None:
+    """The modality codes are the mean fused vectors of each kind; what is left is small beside the vectors."""
+    stage = QuantizerStage(data, vectors, CONFIG, seed=3)  # type: ignore[arg-type]
+    stage.start()
+    fused = stage.fuse(data.train)
+    kinds = torch.from_numpy(data.train.modality)
+    means = torch.stack([fused[kinds == kind].mean(dim=0) for kind in range(3)])
+    torch.testing.assert_close(stage.quantizer.codebooks[0], means)
+    codes = stage.quantizer.encode(fused, kinds)
+    assert (fused - stage.quantizer.decode(codes)).square().sum(1).mean() < 0.5
+    assert len(set(codes[:, 1].tolist())) == 4
+
+
+def test_two_stages_of_one_seed_start_alike_whatever_ran_before(data: SimpleNamespace, vectors: FrozenVectors) -> None:
+    """A run resumed between two stages has drawn other random numbers than one that came all the way."""
+    states = []
+    for noise in (0, 100):
+        torch.rand(noise)
+        stage = QuantizerStage(data, vectors, CONFIG, seed=3)  # type: ignore[arg-type]
+        stage.start()
+        states.append(stage.module.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_validation_reports_what_the_codes_still_know(stage: QuantizerStage) -> None:
+    stage.module.eval()
+    with torch.no_grad():
+        figures = stage.validate()
+    assert {"score", "d_task8", "fused", "distinct", "utilisation"} == figures.keys()
+    assert 0 < figures["distinct"] <= 1
+    assert 0 <= figures["score"] <= 100
