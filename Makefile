@@ -12,7 +12,7 @@ help:
 	@echo "make demo   install, index about 10,000 emoji, ask eight questions and write a gallery"
 	@echo "make test   all checks: lint, then the tests"
 	@echo "make lint   ruff (rules and format) and mypy"
-	@echo "make screenshots  take the pictures of the page in docs/ anew, after make demo"
+	@echo "make screenshots  take the images of the page in docs/ anew, after make demo"
 	@echo "make clean  remove the virtual environment and caches (not demo/)"
 	@echo
 	@echo "Python 3.11 or newer is needed; choose one with: make test PYTHON=python3.12"
@@ -48,7 +48,7 @@ browser: .venv/.installed-dev
 	fi; \
 	echo "There is no browser to test the page with. To get one: apt install chromium, or .venv/bin/playwright install chromium"
 
-# The pictures of the page in docs/, taken anew from the demo's index.
+# The images of the page in docs/, taken anew from the demo's index.
 screenshots: .venv/.installed-dev
 	$(BIN)/python docs/screenshots.py demo/emoji.genius
 

@@ -357,13 +357,13 @@ def colour(method: str) -> str:
 # The page
 
 
-def write_page(figures: Figures, page: Path, picture: Path) -> None:
+def write_page(figures: Figures, page: Path, image: Path) -> None:
     """Put tables and plot into the page, between its two marks; what stands around them stays."""
     parts = [f"Machine: {figures.machine}."]
     parts += [f"Searched by `{decoder}`: {about}." for decoder, about in sorted(figures.about.items())]
-    if picture.exists():
+    if image.exists():
         copied = page.with_suffix(".png")
-        shutil.copyfile(picture, copied)
+        shutil.copyfile(image, copied)
         parts.append(f"![Milliseconds a query against the size of the collection]({copied.name})")
     parts += [sheet.markdown() for sheet in sheets(figures)]
     if any(row.disturbed for row in figures.rows.values()):

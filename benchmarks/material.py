@@ -19,7 +19,7 @@ import torch
 from rich.progress import Progress
 
 from genius.encoders.base import Vectors
-from genius.encoders.precomputed import ReadyEncoder
+from genius.encoders.precomputed import PrecomputedEncoder
 from genius.model.decoder import Decoder, DecoderConfig
 from genius.model.fusion import Fusion
 from genius.model.genius import Genius
@@ -53,7 +53,7 @@ def random_model(config: DecoderConfig) -> Genius:
     """T5's initialisation, the same weights every time."""
     torch.manual_seed(0)
     quantizer = Quantizer(config.dim, config.sizes[1], len(config.sizes) - 1)
-    return Genius(ReadyEncoder(config.dim), Fusion(config.dim, 8), quantizer, Decoder(config))
+    return Genius(PrecomputedEncoder(config.dim), Fusion(config.dim, 8), quantizer, Decoder(config))
 
 
 def paper_material(size: int, queries: int, progress: Progress, config: DecoderConfig = PAPER) -> Material:

@@ -1,8 +1,8 @@
-"""How fast `mini` encodes pictures and texts and assigns codes. Prints a table. (`search.py` measures search.)
+"""How fast `mini` encodes images and texts and assigns codes. Prints a table. (`search.py` measures search.)
 
     python benchmarks/mini.py [--threads 2]
 
-Pictures are random noise (a network's speed does not depend on what it sees) and texts are sentences of common words.
+Images are random noise (a network's speed does not depend on what it sees) and texts are sentences of common words.
 """
 
 import argparse
@@ -42,9 +42,9 @@ def main() -> None:
     model = Genius.from_pretrained(arguments.model)
     table = Table("what", "figure", title=f"{arguments.model}, {arguments.threads} threads", title_justify="left")
 
-    pictures = [Image.fromarray(rng.integers(0, 255, (480, 640, 3), dtype=np.uint8)) for _ in range(16)]
-    prepared = [Prepared(model.encoder.pixels(p), "") for p in pictures]
-    table.add_row("pictures encoded a second, batch 16", f"{16 / seconds(lambda: model.encode(prepared)):.0f}")
+    images = [Image.fromarray(rng.integers(0, 255, (480, 640, 3), dtype=np.uint8)) for _ in range(16)]
+    prepared = [Prepared(model.encoder.pixels(p), "") for p in images]
+    table.add_row("images encoded a second, batch 16", f"{16 / seconds(lambda: model.encode(prepared)):.0f}")
     texts = [Prepared(None, " ".join(rng.choice(WORDS, 10)).capitalize() + ".") for _ in range(512)]
     table.add_row("texts of ten words encoded a second", f"{512 / seconds(lambda: model.encode(texts)):.0f}")
 

@@ -6,7 +6,7 @@ Prints a table and writes RUN/scale.json, size by size. Compared on the same vec
 query's ready vectors to its answers), Faiss flat and Faiss HNSW. Encoding a query costs every method the same and is
 not counted; how long it takes is printed below the table.
 
-If RUN is a run of `genius evaluate`, the items are its pictures and the queries its texts, as in the paper. Otherwise
+If RUN is a run of `genius evaluate`, the items are its images and the queries its texts, as in the paper. Otherwise
 both are made-up sentences, encoded by the model. Collections larger than that are filled with mixtures of two items,
 which lie where real ones do. "Found" is the part of the ten nearest, by flat search, that a method finds too: a fast
 answer is worth little if it is another one.
@@ -112,11 +112,11 @@ def base_vectors(model: Genius, run: Path, progress: Progress) -> tuple[str, Vec
             raise GeniusError(
                 f"{path} holds vectors of another model. Name that model with --model, or another folder."
             )
-        pictures, texts = nonzero(arrays["pictures"]), nonzero(arrays["texts"])
-    if len(pictures) < 2 or len(texts) < QUERIES:
-        raise GeniusError(f"{path} holds too few pictures or texts. Finish the run, or give another folder.")
+        images, texts = nonzero(arrays["images"]), nonzero(arrays["texts"])
+    if len(images) < 2 or len(texts) < QUERIES:
+        raise GeniusError(f"{path} holds too few images or texts. Finish the run, or give another folder.")
     texts = texts[rng.permutation(len(texts))[:QUERIES]]
-    return "pictures", Vectors(pictures, np.zeros_like(pictures)), Vectors(np.zeros_like(texts), texts)
+    return "images", Vectors(images, np.zeros_like(images)), Vectors(np.zeros_like(texts), texts)
 
 
 def nonzero(vectors: np.ndarray) -> np.ndarray:

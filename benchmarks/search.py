@@ -155,10 +155,10 @@ def finish(figures: Figures, page: Path | None, console: Console) -> None:
     """Show, draw, and write the page if there is one."""
     if not figures.rows:
         raise GeniusError(f"{figures.path} holds no figures. Measure first: python benchmarks/search.py OUT")
-    picture = figures.path.with_suffix(".png")
-    plot(figures, picture, figures.values("threads")[0], figures.values("batch")[0])
+    image = figures.path.with_suffix(".png")
+    plot(figures, image, figures.values("threads")[0], figures.values("batch")[0])
     if page is not None:
-        write_page(figures, page, picture)
+        write_page(figures, page, image)
         console.print(f"Written: {page}")
         return
     for sheet in sheets(figures):
@@ -167,7 +167,7 @@ def finish(figures: Figures, page: Path | None, console: Console) -> None:
         console.print(f"Not measured: {what} ({why}).")
     if any(row.disturbed for row in figures.rows.values()):
         console.print("[yellow]* Other processes were at work: these figures mean nothing. Run again when idle.[/]")
-    console.print(f"Written: {figures.path} and {picture}")
+    console.print(f"Written: {figures.path} and {image}")
 
 
 # Taking time

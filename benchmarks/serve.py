@@ -1,6 +1,6 @@
 """What the service can bear: many clients at once, with batches and without, and its memory after many requests.
 
-    python benchmarks/serve.py OUT INDEX [--clients 64] [--seconds 120] [--requests 20000] [--pictures 0.2] [--quick]
+    python benchmarks/serve.py OUT INDEX [--clients 64] [--seconds 120] [--requests 20000] [--images 0.2] [--quick]
     python benchmarks/serve.py OUT --page docs/serve.md     # write what was measured into the page
 
 Service (`genius serve INDEX`) and clients are two processes on one machine and share its cores. Every client asks
@@ -44,7 +44,7 @@ from genius.errors import GeniusError
 WORDS = range(2, 8)  # in a query
 WARM = 500  # requests before any that count
 FASTEST = 1500  # queries a second that are made in advance
-SIDE = 128  # of a picture, in pixels
+SIDE = 128  # of an image, in pixels
 BUSY_CORE = 0.15  # of one core, used by others: measurements are disturbed
 STARTING = 3.0  # seconds that the clients' process takes to start
 ENDING = 30.0  # seconds that the service may take to end
@@ -52,13 +52,13 @@ ENDING = 30.0  # seconds that the service may take to end
 
 @dataclass(frozen=True)
 class Settings:
-    """pictures: the part of the queries that have one."""
+    """images: the part of the queries that have one."""
 
     index: Path
     clients: int
     seconds: float
     requests: int
-    pictures: float
+    images: float
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64, help="how many ask at the same time")
     parser.add_argument("--seconds", type=float, default=120.0, help="how long each of the two loads lasts")
     parser.add_argument("--requests", type=int, default=20_000, help="after how many the memory is looked at")
-    parser.add_argument("--pictures", type=float, default=0.0, help="the part of the queries that have a picture")
+    parser.add_argument("--images", type=float, default=0.0, help="the part of the queries that have an image")
     parser.add_argument("--quick", action="store_true", help="10 seconds and 2,000 requests")
     parser.add_argument("--page", type=Path, help="measure nothing; write OUT/serve.json into this page")
     arguments = parser.parse_args()
@@ -88,20 +88,20 @@ def main() -> None:
 def settings_from(arguments: argparse.Namespace) -> Settings:
     if arguments.index is None:
         raise GeniusError("Which index is to be served? python benchmarks/serve.py OUT INDEX")
-    if arguments.clients < 1 or arguments.seconds <= 0 or arguments.requests < 1 or not 0 <= arguments.pictures <= 1:
-        raise GeniusError("--clients, --seconds and --requests must be positive, --pictures between 0 and 1.")
+    if arguments.clients < 1 or arguments.seconds <= 0 or arguments.requests < 1 or not 0 <= arguments.images <= 1:
+        raise GeniusError("--clients, --seconds and --requests must be positive, --images between 0 and 1.")
     seconds, requests = (10.0, 2_000) if arguments.quick else (arguments.seconds, arguments.requests)
-    return Settings(arguments.index, arguments.clients, seconds, requests, arguments.pictures)
+    return Settings(arguments.index, arguments.clients, seconds, requests, arguments.images)
 
 
 def measure(figures: Figures, settings: Settings, console: Console) -> None:
     figures.machine = f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
-    with_pictures = f", {settings.pictures:.0%} of them with a picture" if settings.pictures else ""
+    with_images = f", {settings.images:.0%} of them with an image" if settings.images else ""
     figures.about = (
         f"{settings.clients} clients ask `{settings.index.name}` for {settings.seconds:g} seconds, every query another "
-        f"one of {WORDS[0]} to {WORDS[-1]} words{with_pictures}; mode fast, k 10."
+        f"one of {WORDS[0]} to {WORDS[-1]} words{with_images}; mode fast, k 10."
     )
-    queries = Queries(settings.pictures)
+    queries = Queries(settings.images)
     for name, options in (("together", ()), ("one by one", ("--max-batch", "1"))):
         console.print(f"{name}: {settings.clients} clients for {settings.seconds:g} seconds")
         figures.add(name, *under_load(settings, queries, options))
@@ -217,7 +217,7 @@ class Service:
 @contextmanager
 def service(index: Path, *options: str) -> Iterator[Service]:
     """`genius serve` in a process of its own, from when it is ready."""
-    command = [sys.executable, "-m", "genius.cli.app", "serve", str(index), "--port", "0", "--read-only", "--quiet"]
+    command = [sys.executable, "-m", "genius.cli", "serve", str(index), "--port", "0", "--read-only", "--quiet"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -239,10 +239,10 @@ def service(index: Path, *options: str) -> Iterator[Service]:
 
 
 class Queries:
-    """Bodies of searches, none of them twice. pictures: the part that has a picture beside the words."""
+    """Bodies of searches, none of them twice. images: the part that has an image beside the words."""
 
-    def __init__(self, pictures: float, seed: int = 0) -> None:
-        self._random, self._pictures = random.Random(seed), pictures
+    def __init__(self, images: float, seed: int = 0) -> None:
+        self._random, self._images = random.Random(seed), images
         self._asked: set[str] = set()
 
     def take(self, count: int) -> list[bytes]:
@@ -255,7 +255,7 @@ class Queries:
             return self._next()
         self._asked.add(text)
         body = {"text": text}
-        if chosen.random() < self._pictures:
+        if chosen.random() < self._images:
             body["image"] = base64.b64encode(drawing(chosen)).decode()
         return json.dumps(body).encode()
 

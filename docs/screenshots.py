@@ -1,4 +1,4 @@
-"""Takes the pictures of the page that the docs show: `python docs/screenshots.py demo/emoji.genius` (see `make demo`).
+"""Takes the images of the page that the docs show: `python docs/screenshots.py demo/emoji.genius` (see `make demo`).
 
 Starts `genius serve` on the index and a headless Chromium, both as the tests of the page do. Writes page-light.png,
 page-dark.png, page-codes.png and page-phone.png beside this file, or into the folder given as the second argument.
@@ -37,7 +37,7 @@ def desktop(browser: Browser, url: str, theme: str) -> Image.Image:
     """A question, its results, and how they were found."""
     with watched(browser, url, color_scheme=theme, reduced_motion="reduce") as page:
         page.goto(GARDEN)
-        return picture(page, "#results")
+        return image(page, "#results")
 
 
 def codes(browser: Browser, url: str) -> Image.Image:
@@ -45,7 +45,7 @@ def codes(browser: Browser, url: str) -> Image.Image:
     with watched(browser, url, color_scheme="light", reduced_motion="reduce") as page:
         page.goto(DRINK)
         page.locator("#shared [data-shared] [data-level='1']").first.click()
-        return picture(page, "#codes-items")
+        return image(page, "#codes-items")
 
 
 def phones(browser: Browser, url: str) -> Image.Image:
@@ -58,7 +58,7 @@ def phones(browser: Browser, url: str) -> Image.Image:
             page.locator("#results [data-id]").first.wait_for()
             if theme == "dark":
                 page.tap("#how-toggle")
-            both.append(picture(page, "#results"))
+            both.append(image(page, "#results"))
     width, height = both[0].size
     together = Image.new("RGB", (2 * width + GAP, height), "white")
     together.paste(both[0], (0, 0))
@@ -66,8 +66,8 @@ def phones(browser: Browser, url: str) -> Image.Image:
     return together.resize((together.width // 2, together.height // 2), Image.Resampling.LANCZOS)
 
 
-def picture(page: Page, grid: str) -> Image.Image:
-    """What the window shows, once all its pictures are there."""
+def image(page: Page, grid: str) -> Image.Image:
+    """What the window shows, once all its images are there."""
     page.locator(f"{grid} [data-id]").first.wait_for()
     page.mouse.move(0, 0)
     page.evaluate("document.activeElement?.blur()")
@@ -85,7 +85,7 @@ def save(image: Image.Image, path: Path) -> None:
     few.save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path.name}: {image.width}x{image.height}, {size // 1000} kB")
-    assert size < LARGEST, f"{path} is larger than a picture in the docs should be"
+    assert size < LARGEST, f"{path} is larger than an image in the docs should be"
 
 
 if __name__ == "__main__":

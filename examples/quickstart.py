@@ -1,4 +1,4 @@
-"""Draw a few pictures, index them with some texts, and search with words, with a picture, and with both.
+"""Draw a few images, index them with some texts, and search with words, with an image, and with both.
 
 Run it with `python examples/quickstart.py`. It needs nothing but the package, and leaves nothing behind.
 """
@@ -29,12 +29,12 @@ def draw(shape: str, colour: str, path: Path) -> Path:
 
 
 def make_items(folder: Path) -> list[Item]:
-    """Nine pictures, nine texts, and three pictures with their texts."""
+    """Nine images, nine texts, and three images with their texts."""
     kinds = [(colour, shape) for colour in COLOURS for shape in SHAPES]
-    pictures = {kind: draw(kind[1], kind[0], folder / f"{kind[0]}-{kind[1]}.png") for kind in kinds}
-    items = [Item(path.stem, image=path, metadata={"colour": c}) for (c, _), path in pictures.items()]
+    images = {kind: draw(kind[1], kind[0], folder / f"{kind[0]}-{kind[1]}.png") for kind in kinds}
+    items = [Item(path.stem, image=path, metadata={"colour": c}) for (c, _), path in images.items()]
     items += [Item(f"text of {c} {s}", text=f"A {c} {s} on a white background.") for c, s in kinds]
-    items += [Item(f"card of {s}", text=f"A red {s}", image=pictures["red", s]) for s in SHAPES]
+    items += [Item(f"card of {s}", text=f"A red {s}", image=images["red", s]) for s in SHAPES]
     return items
 
 
@@ -52,9 +52,9 @@ def main() -> None:
         print(f"{report.added} items added, {len(report.bad)} bad.")
 
         circle = folder / "red-circle.png"
-        show("A picture for words", index.search(Query(text="a blue triangle", target="image"), k=3))
-        show("A text for a picture", index.search(Query(image=circle, target=Modality.TEXT), k=3))
-        show("A picture for a picture and words", index.search(Query("the same in green", circle, target="image"), k=3))
+        show("An image for words", index.search(Query(text="a blue triangle", target="image"), k=3))
+        show("A text for an image", index.search(Query(image=circle, target=Modality.TEXT), k=3))
+        show("An image for an image and words", index.search(Query("the same in green", circle, target="image"), k=3))
         show("Anything, as told", index.search(Query("square", instruction="Find a picture with its text."), k=3))
 
         # The three modes, and many queries in one call: a list of queries gives a list of lists.

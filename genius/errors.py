@@ -6,7 +6,7 @@ class GeniusError(Exception):
 
 
 class BadImage(GeniusError):
-    """A picture that cannot be read."""
+    """An image that cannot be read."""
 
 
 class BadItem(GeniusError):

@@ -39,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Search pictures, texts and pairs of both by generating the ID of the answer.",
+    help="Search images, texts and pairs of both by generating the ID of the answer.",
     epilog="Start with [bold]genius demo[/bold]. Every command explains itself: [bold]genius search --help[/bold].",
 )
 app.add_typer(index_app, name="index")
@@ -85,9 +85,9 @@ def _options(
 def search(
     path: IndexPath,
     words: Annotated[str | None, typer.Argument(metavar="WORDS", help="What to look for.")] = None,
-    image: Annotated[Path | None, typer.Option(help="A picture to search with, alone or with words.")] = None,
+    image: Annotated[Path | None, typer.Option(help="An image to search with, alone or with words.")] = None,
     target: Annotated[str | None, typer.Option(help="Kind of items wanted: image, text or pair.")] = None,
-    instruction: Annotated[str | None, typer.Option(help="What to do with words and picture, as a sentence.")] = None,
+    instruction: Annotated[str | None, typer.Option(help="What to do with words and image, as a sentence.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many answers.")] = 10,
     mode: Annotated[
         str, typer.Option(help="fast (best), rerank (the paper's GENIUS^R) or generate (codes alone).")
@@ -102,7 +102,7 @@ def search(
     version: AtVersion = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the items of an index that answer words, a picture, or both."""
+    """Find the items of an index that answer words, an image, or both."""
     from genius.data.items import Query
     from genius.index.index import Index
 
@@ -151,7 +151,7 @@ def _show_hits(hits: "list[Hit]") -> None:
 
 @app.command(epilog="Example: [bold]genius demo[/bold]")
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where pictures, index and gallery are kept for the next run.")] = Path(
+    folder: Annotated[Path, typer.Option(help="Where images, index and gallery are kept for the next run.")] = Path(
         "demo"
     ),
 ) -> None:

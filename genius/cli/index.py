@@ -45,7 +45,7 @@ index_app = typer.Typer(
 
 SOURCE = typer.Argument(
     metavar="SOURCE",
-    help="Folders of pictures (captions in .txt or .json files beside them); CSV, JSONL or Parquet files; M-BEIR "
+    help="Folders of images (captions in .txt or .json files beside them); CSV, JSONL or Parquet files; M-BEIR "
     "candidate pools.",
     show_default=False,
 )
@@ -59,7 +59,7 @@ RESUME = "Interrupted? The same command goes on where it stopped: what is in the
 
 @index_app.command(
     "create",
-    epilog="Example: [bold]genius index create photos.genius ~/Pictures[/bold]\n\n"
+    epilog="Example: [bold]genius index create photos.genius ~/Images[/bold]\n\n"
     "Example: [bold]genius index create news.genius articles.jsonl --codes-only[/bold]\n\n" + BAD_ITEMS,
 )
 def index_create(
@@ -70,7 +70,7 @@ def index_create(
         bool, typer.Option("--codes-only", help="Keep no embeddings: smallest index, coarser re-ranking.")
     ] = False,
     store_images: Annotated[
-        bool, typer.Option("--store-images", help="Keep copies of the pictures instead of their paths alone.")
+        bool, typer.Option("--store-images", help="Keep copies of the images instead of their paths alone.")
     ] = False,
 ) -> None:
     """Make a new index, and add the items of SOURCE to it, if given."""
@@ -164,7 +164,7 @@ def index_delete(
     ] = None,
     ids_from: IdsFrom = None,
 ) -> None:
-    """Delete items from an index. The picture files themselves are not touched."""
+    """Delete items from an index. The image files themselves are not touched."""
     from genius.index.index import Index
 
     wanted = [*(ids or []), *([] if ids_from is None else read_ids(ids_from))]
@@ -237,18 +237,18 @@ def _show_items(items: "list[Item]", as_json: bool) -> None:
     table.add_column("id", overflow="fold", style="bold", min_width=12)
     table.add_column("kind", no_wrap=True)
     table.add_column("text", min_width=20)
-    table.add_column("picture", overflow="fold")
+    table.add_column("image", overflow="fold")
     table.add_column("metadata", overflow="fold")
     for item, record in zip(items, records, strict=True):
-        picture = "kept in the index" if isinstance(item.image, bytes) else record["image"] or ""
+        image = "kept in the index" if isinstance(item.image, bytes) else record["image"] or ""
         about = ", ".join(f"{name}: {value}" for name, value in item.metadata.items())
         text = textwrap.shorten(item.text or "", 200, placeholder=" ...")
-        table.add_row(Text(item.id), record["modality"] or "vector", Text(text), Text(picture), Text(about))
+        table.add_row(Text(item.id), record["modality"] or "vector", Text(text), Text(image), Text(about))
     stdout().print(table)
 
 
 def _as_dict(item: "Item") -> dict[str, Any]:
-    """An item as JSON. A picture that the index keeps has no path; an item added as a vector has no kind."""
+    """An item as JSON. An image that the index keeps has no path; an item added as a vector has no kind."""
     return {
         "id": item.id,
         "modality": None if item.text is None and item.image is None else item.modality.label,
@@ -332,7 +332,7 @@ def index_verify(
     sample: Annotated[
         int, typer.Option(help="Encode so many items anew, drawn at random, to see whether their codes are right.")
     ] = 100,
-    deep: Annotated[bool, typer.Option("--deep", help="Encode all items anew, and compare all pictures.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Encode all items anew, and compare all images.")] = False,
     drop_damaged: Annotated[
         bool,
         typer.Option(
@@ -342,7 +342,7 @@ def index_verify(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check an index: its files, model, ids, codes, embeddings, texts and pictures."""
+    """Check an index: its files, model, ids, codes, embeddings, texts and images."""
     from genius.index import verify
     from genius.index.index import Index
 
@@ -393,7 +393,7 @@ def index_reindex(
         str | None, typer.Option(help=f"{MODEL} Without it, the one that made the index.", show_default=False)
     ] = None,
 ) -> None:
-    """Encode all items anew from their texts and pictures: to mend an index, or to change its model."""
+    """Encode all items anew from their texts and images: to mend an index, or to change its model."""
     from genius.index.index import Index
     from genius.model.genius import Genius
 
@@ -428,7 +428,7 @@ def index_compact(
     "export",
     epilog="Example: [bold]genius index export photos.genius photos.jsonl[/bold]\n\n"
     "Example: [bold]genius index export photos.genius benchmark --format mbeir --copy-images[/bold]\n\n"
-    "genius index add reads all of these formats. Exit status 2: some pictures could not be copied.",
+    "genius index add reads all of these formats. Exit status 2: some images could not be copied.",
 )
 def index_export(
     path: IndexPath,
@@ -440,7 +440,7 @@ def index_export(
         typer.Option(help="jsonl, parquet or mbeir; unless told, the ending of OUT decides.", show_default=False),
     ] = None,
     copy_images: Annotated[
-        bool, typer.Option("--copy-images", help="Copy the pictures too, so that the export can be moved.")
+        bool, typer.Option("--copy-images", help="Copy the images too, so that the export can be moved.")
     ] = False,
     version: AtVersion = None,
 ) -> None:
@@ -449,8 +449,8 @@ def index_export(
     from genius.index.index import Index
 
     report = export(Index.open(path, version=version), target, format, copy_images, progress=True)
-    say(f"{report.items:,} items written to {target}, with {report.pictures:,} pictures.")
+    say(f"{report.items:,} items written to {target}, with {report.images:,} images.")
     if report.without_content:
-        say(f"{report.without_content:,} items were added as vectors: they have neither text nor picture to export.")
-    _show_bad(report.bad, "written without a copy of their picture")
+        say(f"{report.without_content:,} items were added as vectors: they have neither text nor image to export.")
+    _show_bad(report.bad, "written without a copy of their image")
     raise typer.Exit(SOME_BAD if report.bad else 0)

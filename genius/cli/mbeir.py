@@ -30,15 +30,13 @@ def mbeir_check(
     tasks: Annotated[
         str | None, typer.Option(help="Names of tasks, or how they begin, by commas; all unless told.")
     ] = None,
-    pictures: Annotated[
-        int, typer.Option(min=0, help="So many pictures of each file are opened, drawn at random.")
-    ] = 100,
+    images: Annotated[int, typer.Option(min=0, help="So many images of each file are opened, drawn at random.")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Say which parts are there, whether they are whole, and whether they have the published counts."""
     from genius.data.mbeir_check import check
 
-    found = check(folder, _names(splits), None if tasks is None else _names(tasks), pictures, show=True)
+    found = check(folder, _names(splits), None if tasks is None else _names(tasks), images, show=True)
     if as_json:
         print_json(_as_dict(found))
     else:
@@ -53,7 +51,7 @@ def mbeir_check(
 )
 def mbeir_karpathy(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="dataset_flickr30k.json or dataset_coco.json.")],
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder of the pictures that FILE names.")],
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder of the images that FILE names.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")],
 ) -> None:
     """Make a text-to-image benchmark of Karpathy's splits of Flickr30K or COCO, for genius train and evaluate."""
@@ -86,7 +84,7 @@ def _as_dict(found: "Checked") -> dict[str, object]:
         "missing": found.missing,
         "damaged": found.damaged,
         "differing": found.differing,
-        "pictures": found.pictures,
+        "images": found.images,
     }
 
 
@@ -95,7 +93,7 @@ def _show(found: "Checked") -> None:
         stdout().print(_table(split, [row for row in found.rows if row.split == split]))
     for split, count in found.global_pools.items():
         say(f"Global pool of {split}: {count:,} candidates.")
-    say(f"Opened {found.pictures:,} pictures.")
+    say(f"Opened {found.images:,} images.")
     for split in dict.fromkeys(split for split, _ in found.absent):
         complain(f"Nothing there for {split}: {', '.join(task for where, task in found.absent if where == split)}.")
     for name, sentences in (("Missing", found.missing), ("Damaged", found.damaged), ("Differing", found.differing)):

@@ -1,6 +1,6 @@
 """What is searched (Item), what is asked (Query), and which kind each is (Modality).
 
-Knows the meaning of text, picture and instruction. Does not know where items come from, does not open pictures, and
+Knows the meaning of text, image and instruction. Does not know where items come from, does not open images, and
 knows nothing of vectors or codes.
 """
 
@@ -15,7 +15,7 @@ from PIL import Image
 from genius.errors import BadItem
 
 ImageSource = str | os.PathLike[str] | bytes | Image.Image
-"""A picture: the path of a file, the bytes of a file, or a PIL image."""
+"""An image: the path of a file, the bytes of a file, or a PIL image."""
 
 
 class Modality(IntEnum):
@@ -80,10 +80,10 @@ def clean_text(text: str | None) -> str:
 
 @dataclass(frozen=True)
 class Item:
-    """Something that can be found: a picture, a text, or a picture with its text.
+    """Something that can be found: an image, a text, or an image with its text.
 
     `metadata` holds whatever the caller wants back with a hit; its values must be JSON values.
-    Wrong types raise BadItem here; an item with neither text nor picture raises BadItem when its `modality` is asked.
+    Wrong types raise BadItem here; an item with neither text nor image raises BadItem when its `modality` is asked.
     """
 
     id: str
@@ -105,16 +105,16 @@ class Item:
 
     @property
     def modality(self) -> Modality:
-        """Which of text and picture the item has; blank text counts as absent."""
+        """Which of text and image the item has; blank text counts as absent."""
         found = _modality(self.text, self.image)
         if found is None:
-            raise BadItem(self.id, "the item has neither text nor a picture. Give it at least one of them.")
+            raise BadItem(self.id, "the item has neither text nor an image. Give it at least one of them.")
         return found
 
 
 @dataclass(frozen=True)
 class Query:
-    """A question: text, a picture or both, what to do with them, and which kind of item is wanted.
+    """A question: text, an image or both, what to do with them, and which kind of item is wanted.
 
     instruction: a sentence such as "Find the product photo."; None derives one from `target`, "" uses none at all.
     target: the wanted kind ("image", "text", "image,text" or a Modality); None leaves it to the model.
@@ -131,11 +131,11 @@ class Query:
         _check_image("query", self.image)
         Modality.parse(self.target)
         if _modality(self.text, self.image) is None:
-            raise BadItem("query", "there is neither text nor a picture to search with. Give at least one of them.")
+            raise BadItem("query", "there is neither text nor an image to search with. Give at least one of them.")
 
     @property
     def modality(self) -> Modality:
-        """Which of text and picture the query has; blank text counts as absent, the instruction does not count."""
+        """Which of text and image the query has; blank text counts as absent, the instruction does not count."""
         found = _modality(self.text, self.image)
         assert found is not None  # checked on construction
         return found
@@ -180,7 +180,7 @@ def _check_image(owner: str, value: object) -> None:
     if value is not None and not isinstance(value, str | os.PathLike | bytes | Image.Image):
         raise BadItem(owner, f"the image must be a path, bytes, a PIL image or None, not {_kind(value)}.")
     if isinstance(value, str) and not value.strip():
-        raise BadItem(owner, "the image is an empty path. Use None for an item without a picture.")
+        raise BadItem(owner, "the image is an empty path. Use None for an item without an image.")
 
 
 def _check_metadata(owner: str, value: object) -> None:

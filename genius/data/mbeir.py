@@ -6,7 +6,7 @@
     root/cand_pool/global/mbeir_union_{split}_cand_pool.jsonl
     root/instructions/query_instructions.tsv                          query_modality cand_modality dataset_name ...
 
-Knows files and fields. Does not open pictures, and knows nothing of vectors, metrics or training.
+Knows files and fields. Does not open images, and knows nothing of vectors, metrics or training.
 """
 
 import csv
@@ -173,7 +173,7 @@ class Benchmark:
         return {(row.dataset.casefold(), row.query_modality, row.cand_modality): row.prompts for row in rows}
 
     def image(self, image_path: str | None) -> str | None:
-        """The path under which a query's or candidate's picture can be opened."""
+        """The path under which a query's or candidate's image can be opened."""
         return None if image_path is None else os.path.join(self.root, image_path)
 
     def item(self, candidate: Candidate) -> Item:
@@ -348,9 +348,9 @@ def _modality(label: str | None, text: object, image: object) -> Modality:
     """The modality the file states ("image,text" or "text,image"), or the one that is there."""
     for value in (text, image):
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"a text or picture path is {type(value).__name__}, not a string")
+            raise ValueError(f"a text or image path is {type(value).__name__}, not a string")
     if text is None and image is None:
-        raise ValueError("it has neither text nor a picture")
+        raise ValueError("it has neither text nor an image")
     if label is not None:
         return Modality.parse(label)
     return _T if image is None else _I if text is None else _IT

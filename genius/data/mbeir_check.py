@@ -2,7 +2,7 @@
 
 Every file is read line by line, so that memory stays small whatever its size (8 bytes an id). Counts are compared with
 Table 1 of the paper's supplement, whose figures are rounded: `99K` fits 98,500 to 99,999. Knows the layout through
-`genius.data.mbeir`; opens some pictures to see whether they can be opened; knows nothing of vectors or models.
+`genius.data.mbeir`; opens some images to see whether they can be opened; knows nothing of vectors or models.
 """
 
 import json
@@ -103,7 +103,7 @@ class Checked:
     """rows: of tasks of which there is something. global_pools: split -> candidates.
 
     absent: (split, task) of which there is nothing. missing: files. damaged, differing: sentences, each about one file.
-    pictures: how many were looked at.
+    images: how many were looked at.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Checked:
     missing: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
-    pictures: int = 0
+    images: int = 0
 
     @property
     def whole(self) -> bool:
@@ -123,12 +123,12 @@ def check(
     root: str | Path,
     splits: Sequence[str] = SPLITS,
     tasks: Sequence[str] | None = None,
-    pictures: int = 100,
+    images: int = 100,
     show: bool = False,
 ) -> Checked:
     """Reads all files of some splits.
 
-    tasks: names such as mscoco_task0, or how they begin; all unless given. pictures: so many of each file are opened.
+    tasks: names such as mscoco_task0, or how they begin; all unless given. images: so many of each file are opened.
     show: a progress bar on stderr.
     """
     for split in splits:
@@ -137,7 +137,7 @@ def check(
     benchmark = Benchmark(root)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not show, transient=True) as bar:
-        return _Check(benchmark, splits, tasks, pictures, bar).run()
+        return _Check(benchmark, splits, tasks, images, bar).run()
 
 
 @dataclass
@@ -153,9 +153,9 @@ class _Read:
 
 class _Check:
     def __init__(
-        self, benchmark: Benchmark, splits: Sequence[str], tasks: Sequence[str] | None, pictures: int, bar: Progress
+        self, benchmark: Benchmark, splits: Sequence[str], tasks: Sequence[str] | None, images: int, bar: Progress
     ) -> None:
-        self.benchmark, self.splits, self.pictures, self.bar = benchmark, splits, pictures, bar
+        self.benchmark, self.splits, self.images, self.bar = benchmark, splits, images, bar
         self.wanted = tuple(tasks) if tasks else None
         self.found = Checked()
         self.random = random.Random(0)
@@ -169,7 +169,7 @@ class _Check:
             self._split(split)
         if self.wanted and not self.found.rows and not self.found.absent:
             raise BadData(f"No task begins with {' or '.join(self.wanted)}. Names are like mscoco_task0.")
-        self.found.pictures = len(self.looked_at)
+        self.found.images = len(self.looked_at)
         return self.found
 
     # Which files
@@ -226,7 +226,7 @@ class _Check:
             self.found.damaged.append(f"{self._name(path)}, {first}" + (f" ({bad:,} such lines)" if bad > 1 else ""))
 
     def _queries(self, path: Path, task: Task, mixed: bool) -> _Read:
-        read, ids, positives, sample = _Read(), array("q"), array("q"), _Sample(self.pictures, self.random)
+        read, ids, positives, sample = _Read(), array("q"), array("q"), _Sample(self.images, self.random)
         for row, query in self._records(path, lambda row: _query(row, task)):
             id = row.get("task_id") if mixed else task.task_id
             id = None if id is None else int(id)
@@ -240,7 +240,7 @@ class _Check:
 
     def _candidates(self, path: Path) -> _Read:
         if path not in self.pools:
-            ids, sample = array("q"), _Sample(self.pictures, self.random)
+            ids, sample = array("q"), _Sample(self.images, self.random)
             for _, candidate in self._records(path, _candidate):
                 ids.append(hash(candidate.did))
                 sample.add(candidate.image_path)
@@ -258,8 +258,8 @@ class _Check:
         bad = [name for name in names if not self._opens(name)]
         if bad:
             self.found.damaged.append(
-                f"{self._name(path)}: of {len(names):,} pictures tried, {len(bad):,} cannot be opened, such as "
-                f"{bad[0]}. Unpack the archive of pictures again."
+                f"{self._name(path)}: of {len(names):,} images tried, {len(bad):,} cannot be opened, such as "
+                f"{bad[0]}. Unpack the archive of images again."
             )
 
     def _opens(self, name: str) -> bool:

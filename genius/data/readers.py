@@ -1,6 +1,6 @@
-"""Items from what people have: a folder of pictures, a CSV, JSONL or Parquet table, an M-BEIR candidate pool.
+"""Items from what people have: a folder of images, a CSV, JSONL or Parquet table, an M-BEIR candidate pool.
 
-Knows files, rows and columns. Does not open pictures and does not know what becomes of the items. Reading is lazy, and
+Knows files, rows and columns. Does not open images and does not know what becomes of the items. Reading is lazy, and
 what is wrong with one row never stops the others: it comes out as a BadItem in its place.
 """
 
@@ -25,13 +25,13 @@ from genius.data.items import Item, printable
 from genius.errors import BadData, BadItem
 
 UNDERSTOOD = (
-    "a folder of pictures (with captions in .txt or .json files of the same name) or of .txt files, a single picture, "
+    "a folder of images (with captions in .txt or .json files of the same name) or of .txt files, a single image, "
     "a table with the columns id, text, image (.csv, .tsv, .jsonl, .parquet), or an M-BEIR candidate pool (.jsonl)"
 )
 """What `read_items` takes, as error messages say it."""
 
-# Kinds of picture that cannot be read are items all the same, so that they are reported instead of passed over.
-_PICTURES = SUFFIXES | {".svg", ".heic", ".heif"}
+# Kinds of image that cannot be read are items all the same, so that they are reported instead of passed over.
+_IMAGES = SUFFIXES | {".svg", ".heic", ".heif"}
 _FIELDS = frozenset(("id", "text", "caption", "image", "metadata"))
 _DELIMITERS = ",;\t|"
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
@@ -40,10 +40,10 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
     """The items found at `path`, one at a time; a broken one comes as a BadItem that names its file and row.
 
-    - A folder: every picture below it, id = its path in the folder. `name.txt` beside `name.jpg` is its text;
-      `name.json` may hold "text" (or "caption") and metadata. A .txt without a picture is a text.
-    - A table: columns (or keys) `id`, `text` (or `caption`) and `image`; all others are metadata. Picture paths are
-      relative to the table. Parquet may hold pictures as bytes. A row without id gets one from its row number.
+    - A folder: every image below it, id = its path in the folder. `name.txt` beside `name.jpg` is its text;
+      `name.json` may hold "text" (or "caption") and metadata. A .txt without an image is a text.
+    - A table: columns (or keys) `id`, `text` (or `caption`) and `image`; all others are metadata. Image paths are
+      relative to the table. Parquet may hold images as bytes. A row without id gets one from its row number.
     - An M-BEIR candidate pool: `did`, `txt`, `img_path`, the latter relative to the folder that holds `cand_pool`.
 
     Raises BadData at once when there is nothing to read here or it is of an unknown kind.
@@ -65,8 +65,8 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Item | BadItem]] | None:
     if path.is_dir():
         return _read_folder
     suffix = path.suffix.lower()
-    if suffix in _PICTURES:
-        return lambda picture: iter([_picture(picture, picture.name)])
+    if suffix in _IMAGES:
+        return lambda image: iter([_image_file(image, image.name)])
     return _TABLES.get(suffix)
 
 
@@ -74,24 +74,24 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Item | BadItem]] | None:
 
 
 def _read_folder(root: Path) -> Iterator[Item | BadItem]:
-    """Pictures and lone texts below `root`, in the order of their names. Hidden files and folders are passed over."""
+    """Images and lone texts below `root`, in the order of their names. Hidden files and folders are passed over."""
     unreadable: list[OSError] = []
     for folder, subfolders, names in os.walk(root, onerror=unreadable.append):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
-        illustrated = {path.stem for path in paths if path.suffix.lower() in _PICTURES}
+        illustrated = {path.stem for path in paths if path.suffix.lower() in _IMAGES}
         for path in paths:
             id = path.relative_to(root).as_posix()
-            if path.suffix.lower() in _PICTURES:
-                yield _picture(path, id)
+            if path.suffix.lower() in _IMAGES:
+                yield _image_file(path, id)
             elif path.suffix.lower() == ".txt" and path.stem not in illustrated:
                 yield _lone_text(path, id)
     for error in unreadable:
         yield BadItem(printable(str(error.filename)), f"the folder cannot be read ({error.strerror}).")
 
 
-def _picture(path: Path, id: str) -> Item | BadItem:
-    """A picture with what its side files say."""
+def _image_file(path: Path, id: str) -> Item | BadItem:
+    """An image with what its side files say."""
     try:
         metadata = _side_metadata(_side_file(path, ".json"))
         text = metadata.pop("text", None)
@@ -141,7 +141,7 @@ def _side_metadata(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A row of a file: what errors name, what an id is made of, and where its pictures are looked for."""
+    """A row of a file: what errors name, what an id is made of, and where its images are looked for."""
 
     file: Path
     number: int
@@ -236,7 +236,7 @@ def _read_parquet(path: Path) -> Iterator[Item | BadItem]:
         with open(path, "rb") as file:
             table = pq.ParquetFile(file)
             _check_columns(path, [_known(name) for name in table.schema_arrow.names])
-            for batch in table.iter_batches(batch_size=64):  # small: rows may hold whole pictures
+            for batch in table.iter_batches(batch_size=64):  # small: rows may hold whole images
                 for row in batch.to_pylist():
                     number += 1
                     named = {_known(name): _jsonable(_known(name), value) for name, value in row.items()}
@@ -286,7 +286,7 @@ def _check_columns(path: Path, columns: list[str]) -> None:
 
 
 def _from_row(row: dict[str, Any], place: _Place, root: Path | None = None) -> Item | BadItem:
-    """The item a row describes; `root` is where its picture's path starts, by default beside the file."""
+    """The item a row describes; `root` is where its image's path starts, by default beside the file."""
     id = row.pop("id", None)
     id = place.id if id in (None, "") else str(id) if type(id) is int else id
     text = row.pop("text", None)
@@ -319,7 +319,7 @@ def _as_object(value: Any) -> Any:
 
 
 def _image(value: Any, root: Path) -> Any:
-    """A table's picture: bytes, a path relative to `root`, or the {"bytes", "path"} that data-set libraries write."""
+    """A table's image: bytes, a path relative to `root`, or the {"bytes", "path"} that data-set libraries write."""
     if isinstance(value, dict):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if not isinstance(value, str):
@@ -330,7 +330,7 @@ def _image(value: Any, root: Path) -> Any:
 
 
 def _checked(item: Item) -> Item:
-    """The item, if it has text or a picture."""
+    """The item, if it has text or an image."""
     _ = item.modality
     return item
 

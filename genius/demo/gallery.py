@@ -1,4 +1,4 @@
-"""Questions and answers as one HTML page: pictures inside, nothing fetched, readable on a phone and in the dark.
+"""Questions and answers as one HTML page: images inside, nothing fetched, readable on a phone and in the dark.
 
 A function from answered queries to a string. Knows nothing of models or indexes, and nothing of emoji.
 """
@@ -18,7 +18,7 @@ from genius.data.items import ImageSource, Modality, Query
 if TYPE_CHECKING:
     from genius.index.index import Hit
 
-KINDS = {Modality.IMAGE: "picture", Modality.TEXT: "text", Modality.IMAGE_TEXT: "picture + text"}
+KINDS = {Modality.IMAGE: "image", Modality.TEXT: "text", Modality.IMAGE_TEXT: "image + text"}
 _THUMBNAIL = 128
 _CSS = """
 :root { color-scheme: light dark; --page: #f6f6f3; --card: #fff; --line: #e2e1dc; --ink: #1d1d1f; --soft: #63636a;
@@ -73,16 +73,16 @@ li .where { display: flex; justify-content: space-between; gap: 8px; font-size: 
 
 
 @dataclass(frozen=True)
-class Answer:
+class GalleryEntry:
     """One query and what was found for it, best first."""
 
     query: Query
     hits: Sequence["Hit"]
-    picture_name: str = ""
-    """What the query's picture shows, for those who cannot see it."""
+    image_name: str = ""
+    """What the query's image shows, for those who cannot see it."""
 
 
-def gallery(answers: Sequence[Answer], title: str, about: Iterable[str] = (), credits: Iterable[str] = ()) -> str:
+def gallery(answers: Sequence[GalleryEntry], title: str, about: Iterable[str] = (), credits: Iterable[str] = ()) -> str:
     """The whole page. `about` are paragraphs below the title, `credits` lines at the foot."""
     return (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
@@ -97,7 +97,7 @@ def gallery(answers: Sequence[Answer], title: str, about: Iterable[str] = (), cr
 
 
 def task_name(query: Query) -> str:
-    """'picture + text → text'; an open target is 'anything'."""
+    """'image + text → text'; an open target is 'anything'."""
     return f"{KINDS[query.modality]} → {KINDS[query.wanted] if query.wanted is not None else 'anything'}"
 
 
@@ -106,7 +106,7 @@ def hit_name(hit: "Hit") -> str:
     return str(hit.item.metadata.get("name") or hit.item.text or hit.id)
 
 
-def _section(answer: Answer) -> str:
+def _section(answer: GalleryEntry) -> str:
     shared = _shared_prefixes(answer.hits)
     hits = "".join(_hit(hit, shared) for hit in answer.hits) or "<li>Nothing was found.</li>"
     return (
@@ -115,10 +115,10 @@ def _section(answer: Answer) -> str:
     )
 
 
-def _asked(answer: Answer) -> str:
+def _asked(answer: GalleryEntry) -> str:
     query, parts = answer.query, ['<p class="label">Asked</p>']
     if query.image is not None:
-        parts.append(_picture(query.image, answer.picture_name or "the picture of the query"))
+        parts.append(_image(query.image, answer.image_name or "the image of the query"))
     if query.text:
         parts.append(f"<blockquote>{escape(query.text)}</blockquote>")
     if query.instruction:
@@ -131,7 +131,7 @@ def _asked(answer: Answer) -> str:
 def _hit(hit: "Hit", shared: set[tuple[int, ...]]) -> str:
     name, parts = hit_name(hit), []
     if hit.item.image is not None:
-        parts.append(_picture(hit.item.image, name))
+        parts.append(_image(hit.item.image, name))
     parts.append(f'<p class="says">{escape(hit.item.text or name)}</p>')
     artist = hit.item.metadata.get("artist")
     where = f'<span title="{escape(hit.id)}">{escape(str(artist or KINDS[hit.modality]))}</span>'
@@ -181,11 +181,11 @@ def _kind(modality: Modality) -> str:
     return f'<span class="kind k{int(modality)}">{KINDS[modality]}</span>'
 
 
-def _picture(source: ImageSource, name: str) -> str:
-    picture = load_image(source)
-    picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
+def _image(source: ImageSource, name: str) -> str:
+    image = load_image(source)
+    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
     buffer = io.BytesIO()
-    picture.save(buffer, "WEBP", quality=80, method=4)
+    image.save(buffer, "WEBP", quality=80, method=4)
     data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img src="data:image/webp;base64,{data}" alt="{escape(name)}" loading="lazy">'
 

@@ -23,7 +23,7 @@ from genius.data.items import Item, Modality, Query
 from genius.data.mbeir import TASKS
 from genius.demo.benchmark import PROMPTS
 from genius.demo.collection import CREDITS, Collection, build_collection
-from genius.demo.gallery import Answer, gallery, hit_name, task_name
+from genius.demo.gallery import GalleryEntry, gallery, hit_name, task_name
 from genius.errors import BadIndex
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _STYLES = ("green", "yellow", "magenta")
 
 @dataclass(frozen=True)
 class Example:
-    """A question of the demo. `emoji` is the key of the emoji whose picture (Twemoji's) is shown to the model."""
+    """A question of the demo. `emoji` is the key of the emoji whose image (Twemoji's) is shown to the model."""
 
     task: int
     text: str | None = None
@@ -62,24 +62,24 @@ def run_demo(
     """Runs the demo in `folder` with the bundled model, or the given one; returns the path of the gallery."""
     console = console or Console(highlight=False)
     folder = Path(folder).resolve()
-    collection = _build(folder / "pictures", console)
+    collection = _build(folder / "images", console)
     index = _open_index(folder / "emoji.genius", collection.items(), model, console)
     answers = ask(index, collection)
     console.print(answer_table(answers))
     page = folder / "gallery.html"
     page.write_text(_page(answers, len(index)), encoding="utf-8")
-    console.print(Text(f"\nThe same with pictures: {page.as_uri()}"), soft_wrap=True)
+    console.print(Text(f"\nThe same with images: {page.as_uri()}"), soft_wrap=True)
     _say_what_next(index.path, console)
     return page
 
 
-def ask(index: "Index", collection: Collection) -> list[Answer]:
-    """The eight examples, asked in one call. The picture shown to the model is not an answer, so it is left out."""
+def ask(index: "Index", collection: Collection) -> list[GalleryEntry]:
+    """The eight examples, asked in one call. The image shown to the model is not an answer, so it is left out."""
     known = {one.key: one for one in collection.emoji}
     queries, shown = [], []
     for example in EXAMPLES:
         emoji = known[example.emoji] if example.emoji else None
-        image = str(collection.picture(emoji, "twemoji")) if emoji else None
+        image = str(collection.image(emoji, "twemoji")) if emoji else None
         queries.append(Query(example.text, image, PROMPTS[example.task][0], TASKS[example.task][1]))
         shown.append(emoji)
     found = index.search(queries, k=ANSWERS + 1)
@@ -87,11 +87,11 @@ def ask(index: "Index", collection: Collection) -> list[Answer]:
     for query, emoji, hits in zip(queries, shown, found, strict=True):
         own = f"twemoji/{emoji.files['twemoji']}" if emoji else None
         others = [hit for hit in hits if hit.id != own][:ANSWERS]
-        answers.append(Answer(query, others, f"{emoji.name} by Twemoji" if emoji else ""))
+        answers.append(GalleryEntry(query, others, f"{emoji.name} by Twemoji" if emoji else ""))
     return answers
 
 
-def answer_table(answers: Sequence[Answer], best: int = 3) -> Table:
+def answer_table(answers: Sequence[GalleryEntry], best: int = 3) -> Table:
     """Kind and wording of each question, and its best answers with their score and codes."""
     table = Table(title="One question of each kind", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("question", ratio=3)
@@ -99,8 +99,8 @@ def answer_table(answers: Sequence[Answer], best: int = 3) -> Table:
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("generated codes", ratio=4)
     for answer in answers:
-        picture = f"[{answer.picture_name}]" if answer.picture_name else ""
-        question = [Text(task_name(answer.query), "bold"), *map(Text, filter(None, (picture, answer.query.text)))]
+        image = f"[{answer.image_name}]" if answer.image_name else ""
+        question = [Text(task_name(answer.query), "bold"), *map(Text, filter(None, (image, answer.query.text)))]
         for asked, hit in zip_longest(question, answer.hits[:best], fillvalue=None):
             found = (Text(_short(hit)), f"{hit.score:.3f}", _codes(hit)) if hit else ()
             table.add_row(asked, *found)
@@ -149,13 +149,13 @@ def _open_index(path: Path, items: list[Item], model: "Genius | None", console: 
         index = Index.create(path, model)
     done = len(index)  # an interrupted run leaves the first items in place
     if done < len(items):
-        console.print(f"Indexing {len(items) - done:,} pictures, texts and pairs. This is done once.")
+        console.print(f"Indexing {len(items) - done:,} images, texts and pairs. This is done once.")
         report = index.add(items[done:], progress=True)
         if report.bad:
             raise report.bad[0]
     kinds = Counter(item.modality for item in items)
     console.print(
-        f"The index holds {kinds[Modality.IMAGE]:,} pictures, {kinds[Modality.TEXT]:,} texts and "
+        f"The index holds {kinds[Modality.IMAGE]:,} images, {kinds[Modality.TEXT]:,} texts and "
         f"{kinds[Modality.IMAGE_TEXT]:,} pairs of both.\n"
     )
     return index
@@ -168,13 +168,13 @@ def _digest(items: list[Item]) -> str:
     return digest.hexdigest()
 
 
-def _page(answers: Sequence[Answer], size: int) -> str:
+def _page(answers: Sequence[GalleryEntry], size: int) -> str:
     about = (
         "Every answer was found by generating its ID, code by code. The first code says what kind of thing it is, "
         "each further one narrows down what it shows. A code has a colour when another answer to the same question "
         "begins with the same codes.",
         f"The index holds {size:,} items: all emoji, also those whose concepts the model was trained on. "
-        "The pictures and words asked with here are of emoji that were kept out of training.",
+        "The images and words asked with here are of emoji that were kept out of training.",
     )
     return gallery(answers, "GENIUS finds emoji", about, ("Emoji artwork:", *CREDITS))
 
@@ -186,7 +186,7 @@ def _say_what_next(index: Path, console: Console) -> None:
     console.print("\nWhat to type next:")
     for why, *commands in (
         ("search the emoji with your own words", f'genius search {shown} "a sleepy animal" --target image'),
-        ("index your own pictures", "genius index create my.genius", "genius index add my.genius PICTURES_FOLDER"),
+        ("index your own images", "genius index create my.genius", "genius index add my.genius IMAGES_FOLDER"),
         ("search them", 'genius search my.genius "words"'),
     ):
         console.print(f"  # {why}", style="dim")

@@ -1,6 +1,6 @@
-"""From texts and pictures to vectors: the one protocol that all encoders follow, and what they return.
+"""From texts and images to vectors: the one protocol that all encoders follow, and what they return.
 
-An encoder knows texts and pictures; it knows nothing of items, codes or indexes. Each family has a file of its own.
+An encoder knows texts and images; it knows nothing of items, codes or indexes. Each family has a file of its own.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Vectors:
         if self.image.shape != self.text.shape or self.image.ndim != 2:
             raise BadModel(
                 f"Image vectors of shape {self.image.shape} and text vectors of shape {self.text.shape} do not belong "
-                "together: both must be (n, d), with rows of zeros where there is no picture or no text."
+                "together: both must be (n, d), with rows of zeros where there is no image or no text."
             )
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One item or query ready for an encoder: its picture as the encoder takes it, and its text ("" if none)."""
+    """One item or query ready for an encoder: its image as the encoder takes it, and its text ("" if none)."""
 
     pixels: np.ndarray | None
     text: str
@@ -77,13 +77,13 @@ class Prepared:
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Texts and pictures -> vectors of one space."""
+    """Texts and images -> vectors of one space."""
 
     kind: str
     dim: int
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """An RGB picture as the array this encoder takes. Called from many threads."""
+        """An RGB image as the array this encoder takes. Called from many threads."""
         ...
 
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:

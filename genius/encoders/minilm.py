@@ -1,6 +1,6 @@
 """all-MiniLM-L6-v2 as a frozen text backbone: strings -> token states.
 
-Knows BERT's arithmetic and the tokenizer; knows nothing of heads, instructions or pictures.
+Knows BERT's arithmetic and the tokenizer; knows nothing of heads, instructions or images.
 """
 
 from collections.abc import Callable, Sequence

@@ -44,7 +44,7 @@ def bare_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def inferred_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """The `transformers` configuration that the shapes speak of. OpenAI's heads are all 64 wide."""
     if any(name.startswith("visual.layer1.") for name in weights):
-        raise BadModel("This CLIP looks at pictures with a ResNet; only vision transformers (ViT-...) can be read.")
+        raise BadModel("This CLIP looks at images with a ResNet; only vision transformers (ViT-...) can be read.")
     shape_of = {name: tuple(value.shape) for name, value in weights.items()}
     try:
         length, width = shape_of["positional_embedding"]

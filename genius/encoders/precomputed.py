@@ -11,7 +11,7 @@ from genius.encoders.base import Prepared, Vectors
 from genius.errors import BadModel
 
 
-class ReadyEncoder:
+class PrecomputedEncoder:
     """Stands where an encoder would; whoever asks it for vectors is told what is missing."""
 
     kind = "ready"
@@ -20,7 +20,7 @@ class ReadyEncoder:
         self.dim = dim
 
     @classmethod
-    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor]) -> "ReadyEncoder":
+    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor]) -> "PrecomputedEncoder":
         return cls(int(config["dim"]))
 
     def config(self) -> dict[str, Any]:
@@ -38,6 +38,6 @@ class ReadyEncoder:
     def _refuse(self) -> NoReturn:
         raise BadModel(
             "This model has no encoder: it works from ready image and text vectors "
-            f"(arrays of {self.dim} dimensions, genius.encoders.Vectors). To search by words and pictures, convert it "
+            f"(arrays of {self.dim} dimensions, genius.encoders.Vectors). To search by words and images, convert it "
             "again with the encoder's file: genius convert --clip clip_sf_large.pth --rq F --decoder F OUT."
         )

@@ -1,4 +1,4 @@
-"""A sentence-transformers model as a text encoder. Knows texts only; pictures are refused.
+"""A sentence-transformers model as a text encoder. Knows texts only; images are refused.
 
 The model's files become part of ours: its weights as tensors, its other files (tokenizer, pooling, ...) as bytes.
 """
@@ -65,12 +65,12 @@ class SentenceEncoder:
             return {name: self._files.get(name, value) for name, value in _pack(Path(folder))}
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        raise BadImage(f"The model's encoder ({self.source}) reads texts only. Use a model with a CLIP for pictures.")
+        raise BadImage(f"The model's encoder ({self.source}) reads texts only. Use a model with a CLIP for images.")
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
         if any(given.pixels is not None for given in inputs):
-            raise BadModel(f"The model's encoder ({self.source}) reads texts only, but was given a picture.")
+            raise BadModel(f"The model's encoder ({self.source}) reads texts only, but was given an image.")
         text = np.zeros((len(inputs), self.dim), dtype=np.float32)
         rows = [i for i, given in enumerate(inputs) if given.text]
         with show_progress("encoding", len(rows), progress) as advance:

@@ -4,7 +4,7 @@ The encoder stays; fusion, codes and decoder are trained anew for every distinct
 `genius.train`, and the rows that share a training share its model. Trainings run side by side, one core each. What is
 finished is kept in OUT and not made again:
 
-    vectors/           stage-1 vectors of all texts and pictures
+    vectors/           stage-1 vectors of all texts and images
     quantizers/, decoders/     one folder a training, named by a digest of everything that decides what comes out
     rows/              one measured row each
     ablations.json     all rows, with the paper's figures beside them; for `genius report`
@@ -41,7 +41,7 @@ from genius.evaluation.evaluate import Collection, check_names, score_collection
 from genius.evaluation.id_schemes import SCHEMES, UNDIVIDED, Scheme, make_scheme
 from genius.evaluation.runs import METHODS, SETTINGS, Score, codebook_use
 from genius.model.decoder import Decoder
-from genius.model.decoder_runtime import Engine
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion import Fusion
 from genius.model.genius import Genius
 from genius.model.quantizer import Quantizer
@@ -56,7 +56,7 @@ from genius.train.quantizer import FrozenVectors, QuantizerStage
 FORMAT = 1
 TABLE = Path(__file__).parent / "ablations.toml"
 CUT = 5  # the paper's ablations are all Recall@5
-PICTURED = 2000  # candidates in quantized.npz
+IMAGED = 2000  # candidates in quantized.npz
 WITH, WITHOUT = "random-start", "no-contrastive"
 """The rows whose rebuilt vectors quantized.npz holds."""
 FUSIONS = ("image+text", "random")
@@ -265,7 +265,7 @@ def write_vectors(model: Genius, place: Place, cache: Path | None, console: Cons
 
 
 def _encoder(model: Genius, cache: Path, console: Console) -> Callable[[_Names], tuple[np.ndarray, np.ndarray]]:
-    """Names -> vectors (texts + 1, d) and (pictures + 1, d); the last row of each, that of -1, is zero."""
+    """Names -> vectors (texts + 1, d) and (images + 1, d); the last row of each, that of -1, is zero."""
     encoder = model.encoder
     if not isinstance(encoder, MiniEncoder):
         threads = torch.get_num_threads()
@@ -319,8 +319,8 @@ class Ablated:
     quantizer: Quantizer | None
 
     @cached_property
-    def engine(self) -> Engine:
-        return Engine(self.decoder)
+    def engine(self) -> DecoderRuntime:
+        return DecoderRuntime(self.decoder)
 
     @torch.inference_mode()
     def fuse(self, vectors: Vectors) -> np.ndarray:
@@ -431,7 +431,7 @@ def _write_quantized(place: Place, rows: Sequence[Row]) -> None:
     if len(chosen) < 2:
         return
     bench = _bench(place)
-    picked = np.random.default_rng(0).permutation(len(bench.test.text))[:PICTURED]
+    picked = np.random.default_rng(0).permutation(len(bench.test.text))[:IMAGED]
     modality = torch.from_numpy(bench.test.modality[picked])
     rebuilt = {}
     for name in (WITH, WITHOUT):
@@ -489,7 +489,7 @@ def ablate(
     console.print(
         f"{len(wanted)} rows, {len(wanted) - len(missing)} of them finished; {len(groups)} decoders and "
         f"{len(quantizers)} quantizers to train, {workers} at a time: about {minutes:.0f} minutes, "
-        "once texts and pictures have been encoded."
+        "once texts and images have been encoded."
     )
     if missing:
         write_vectors(loaded, place, cache, console)

@@ -2,7 +2,7 @@
 
 Two settings: `local`, each task in its own pool, and `global`, all candidates together, where the instruction alone
 says which kind of item is wanted. Recall@k is M-BEIR's: a query counts when any right candidate is among the first k.
-The query's own picture is never an answer. Knows nothing of training, of how peers search, or of reports.
+The query's own image is never an answer. Knows nothing of training, of how peers search, or of reports.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ from genius.evaluation.runs import (
     id_bytes,
     tables,
 )
-from genius.model.decoder_runtime import Engine
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.genius import Genius
 from genius.model.quantizer import Quantizer
 from genius.search.searcher import Searcher, check_search
@@ -71,7 +71,7 @@ __all__ = [
     "tables",
 ]
 
-SPARE = 8  # answers beyond the last cut, to make up for the query's own picture
+SPARE = 8  # answers beyond the last cut, to make up for the query's own image
 BLOCK = 256
 ROWS_AT_ONCE = 1 << 17  # candidates compared together by exact search
 SAVE_EVERY = 60  # seconds between two savings of vectors
@@ -81,7 +81,7 @@ class Searchable(Protocol):
     """What of a model is needed to search ready vectors. Without a quantizer there are no `codes` and `rq`."""
 
     @property
-    def engine(self) -> Engine: ...
+    def engine(self) -> DecoderRuntime: ...
 
     @property
     def quantizer(self) -> Quantizer | None: ...
@@ -164,7 +164,7 @@ def _check(
     split, sizes, dim = collection.split, np.array(model.engine.config.sizes), model.engine.config.dim
     if model.quantizer is None and {"codes", "rq"} & set(methods):
         raise GeniusError("Without a quantizer there is no search by codes: leave out the methods codes and rq.")
-    for name, vectors in (("texts", collection.texts), ("pictures", collection.images)):
+    for name, vectors in (("texts", collection.texts), ("images", collection.images)):
         if vectors.shape[1] != dim:
             raise BadModel(
                 f"The vectors of the {name} have {vectors.shape[1]} dimensions, the model's decoder has {dim}: they "
@@ -225,8 +225,8 @@ def _check_task(split: SplitData, task: TaskData, setting: str) -> None:
         )
     if not _right_pairs(split, task, rows).size:
         raise BadData(
-            f"{task.task.name}: every right candidate in the {setting} pool shows the picture of its own query, which "
-            "is never an answer. Check the picture paths of queries and candidates."
+            f"{task.task.name}: every right candidate in the {setting} pool shows the image of its own query, which "
+            "is never an answer. Check the image paths of queries and candidates."
         )
 
 
@@ -238,7 +238,7 @@ def _pool_rows(split: SplitData, task: TaskData, setting: str) -> np.ndarray:
 
 
 def _right_pairs(split: SplitData, task: TaskData, rows: np.ndarray) -> np.ndarray:
-    """(2, pairs): every query and every right candidate that can be an answer to it: in the pool, not its picture."""
+    """(2, pairs): every query and every right candidate that can be an answer to it: in the pool, not its image."""
     query = np.repeat(np.arange(len(task)), [len(positives) for positives in task.positives])
     query, right = divmod(np.unique(query * len(split.text) + np.concatenate(task.positives)), len(split.text))
     own = (task.image[query] >= 0) & (split.image[right] == task.image[query])
@@ -370,10 +370,10 @@ def _ask(
 
 
 def _answers(split: SplitData, task: TaskData, pool: np.ndarray, ranked: np.ndarray, cut: int) -> np.ndarray:
-    """ranked: (q, answers) rows of the pool -> (q, cut) candidates without the query's own picture, -1 at the end."""
+    """ranked: (q, answers) rows of the pool -> (q, cut) candidates without the query's own image, -1 at the end."""
     found = np.where(ranked >= 0, pool[ranked], -1)
     own = (task.image[:, None] >= 0) & (split.image[found] == task.image[:, None]) & (found >= 0)
-    order = np.argsort(own | (found < 0), axis=1, kind="stable")[:, :cut]  # own pictures and gaps to the end
+    order = np.argsort(own | (found < 0), axis=1, kind="stable")[:, :cut]  # own images and gaps to the end
     return np.take_along_axis(np.where(own, -1, found), order, axis=1)
 
 
@@ -459,10 +459,10 @@ def _with_each_prompt(benchmark: Benchmark, split: str, task: TaskData, texts: V
 
 
 def _digest(benchmark: Benchmark, data: SplitData, texts: list[str], images: list[str]) -> str:
-    pictures = [os.path.relpath(image, benchmark.root) for image in images]
+    paths = [os.path.relpath(image, benchmark.root) for image in images]
     right = [(task.task.name, task.qids, [rows.tolist() for rows in task.positives]) for task in data.tasks]
     pools = [task.pool.tolist() for task in data.tasks if task.pool is not None]
-    everything = [texts, pictures, data.dids, data.text.tolist(), data.image.tolist(), right, pools]
+    everything = [texts, paths, data.dids, data.text.tolist(), data.image.tolist(), right, pools]
     return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:16]
 
 
@@ -486,16 +486,16 @@ def encode_questions(
     console: Console | None = None,
     run: Run | None = None,
 ) -> Collection:
-    """Encodes every text and picture that is needed once; those that `run` holds, not again."""
+    """Encodes every text and image that is needed once; those that `run` holds, not again."""
     console = console or Console()
     data = questions.split
     rows = _needed_rows(data, settings)
     asked = [text for task in data.tasks for text in questions.prompts.get(task.task.name, [task.text])]
     texts = _Encoded(len(questions.texts), model.dim, np.concatenate([data.text[rows], *asked]))
-    pictures = _Encoded(
+    images = _Encoded(
         len(questions.images), model.dim, np.concatenate([data.image[rows], *(task.image for task in data.tasks)])
     )
-    stores = {"texts": texts, "pictures": pictures}
+    stores = {"texts": texts, "images": images}
     kept = run.load_vectors() if run else {}
     for name, store in stores.items() if kept else ():
         store.put(kept[f"{name}_rows"], kept[name])
@@ -522,17 +522,17 @@ def encode_questions(
         for block in progress.track(texts.blocks(2048), description="texts"):
             strings = [questions.texts[i] for i in block]
             encoded(texts, block, model.encode([Prepared(None, s) for s in strings]).text, questions.texts)
-        for block in progress.track(pictures.blocks(64), description="pictures"):
+        for block in progress.track(images.blocks(64), description="images"):
             pixels = pool.map(lambda path: _pixels(model, path), [questions.images[i] for i in block])
-            encoded(pictures, block, model.encode([Prepared(p, "") for p in pixels]).image, questions.images)
+            encoded(images, block, model.encode([Prepared(p, "") for p in pixels]).image, questions.images)
     save()
     codes = np.zeros((len(data.text), len(model.sizes)), np.uint16)
-    collection = Collection(data, texts.vectors, pictures.vectors, codes, questions.prompts)
+    collection = Collection(data, texts.vectors, images.vectors, codes, questions.prompts)
     candidates = collection.vectors(data.text[rows], data.image[rows])
     changed = np.flatnonzero(candidates.modality != data.modality[rows])
     if len(changed):
         did = data.dids[rows[changed[0]]]
-        raise BadData(f"The model makes an empty vector of the text or picture of the candidate {did}. Check these.")
+        raise BadData(f"The model makes an empty vector of the text or image of the candidate {did}. Check these.")
     with console.status("codes"):
         codes[rows] = model.codes(candidates)
     return collection
@@ -565,7 +565,7 @@ def _pixels(model: Genius, path: str) -> np.ndarray:
     try:
         return model.encoder.pixels(load_image(path))
     except BadImage as error:
-        raise BadData(f"The benchmark's picture cannot be read: {error}") from error
+        raise BadData(f"The benchmark's image cannot be read: {error}") from error
 
 
 # The whole, and its folder

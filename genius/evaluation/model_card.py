@@ -86,7 +86,7 @@ def _about(model: Genius) -> str:
     lines = [f"| {part} | {what} | {number:,} |" for part, what, number in rows]
     return "\n".join(
         [
-            "A generative search model for pictures, texts and pairs of both, in the manner of *GENIUS: A Generative "
+            "A generative search model for images, texts and pairs of both, in the manner of *GENIUS: A Generative "
             "Framework for Universal Multimodal Search*: a query is answered by generating the ID of an item.",
             "",
             "| part | what | parameters in this repository |",

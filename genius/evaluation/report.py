@@ -763,7 +763,7 @@ def _ablation_chart(rows: dict[str, dict[str, Any]]) -> Chart | None:
 def _clouds(quantized: dict[str, np.ndarray]) -> Iterator[Block]:
     yield Heading("Quantized vectors with and without the contrastive loss (the paper's supplement, Fig. 1)")
     yield Words(
-        "UMAP of test candidates rebuilt from their codes, each picture fitted by itself. Where items collapse, few "
+        "UMAP of test candidates rebuilt from their codes, each image fitted by itself. Where items collapse, few "
         "distinct vectors are left."
     )
     names = ("with", "without")

@@ -2,7 +2,7 @@
 
     run.json                                what was measured, all scores, how the codes are used
     scores/{setting}.{task}.{method}.json   one score each: what is here need not be computed again
-    vectors.npz                             the encoded texts and pictures
+    vectors.npz                             the encoded texts and images
     trec/{setting}/{task}.qrels             and {task}.{method}.run, for trec_eval and the like
 
 Knows figures and files. Does not search, and knows nothing of benchmarks or encoders.

@@ -1,4 +1,4 @@
-"""Hits and indexes as HTML for notebooks: a grid of small pictures, texts and codes.
+"""Hits and indexes as HTML for notebooks: a grid of small images, texts and codes.
 
 Strings from objects. No scripts, no style sheets, nothing fetched: styles stand in the elements and take the notebook's
 own colours, so that its theme, light or dark, decides. Knows nothing of searching.
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from genius.index.index import Index
 
 SHOWN = 50
-"""Hits that are shown; a notebook keeps every picture in its file."""
+"""Hits that are shown; a notebook keeps every image in its file."""
 SAMPLE = 6
 """Items of an index that are shown."""
 
-_KINDS = {Modality.IMAGE: "picture", Modality.TEXT: "text", Modality.IMAGE_TEXT: "picture + text"}
-_NOUNS = {Modality.IMAGE: "picture", Modality.TEXT: "text", Modality.IMAGE_TEXT: "pair"}
+_KINDS = {Modality.IMAGE: "image", Modality.TEXT: "text", Modality.IMAGE_TEXT: "image + text"}
+_NOUNS = {Modality.IMAGE: "image", Modality.TEXT: "text", Modality.IMAGE_TEXT: "pair"}
 _PIXELS = 192  # of a thumbnail's longer side; shown smaller
 _SNIPPET = 120  # characters of a text
 _TIP = 1500  # characters shown on hover
@@ -41,7 +41,7 @@ _CARD = (
     f"border:{_LINE};border-radius:8px;padding:8px;min-width:0;display:flex;flex-direction:column;gap:4px;"
     "box-sizing:border-box"
 )
-_PICTURE = (
+_IMAGE = (
     "width:100%;height:104px;object-fit:contain;background:#fff;border-radius:6px;margin:0;padding:4px;"
     "box-sizing:border-box;display:block"
 )
@@ -60,15 +60,15 @@ def hits_html(hits: Sequence[Hit]) -> str:
     """A grid of the hits, best first. Codes are coloured where another hit has the same ones so far."""
     shown = hits[:SHOWN]
     shared = shared_prefixes(hit.codes for hit in shown)
-    pictures = _pictures([hit.item for hit in shown])
-    cards = [_hit(hit, picture, shared) for hit, picture in zip(shown, pictures, strict=True)]
+    images = _images([hit.item for hit in shown])
+    cards = [_hit(hit, image, shared) for hit, image in zip(shown, images, strict=True)]
     count = _counted(len(hits), "hit") if hits else "Nothing was found."
     return _box(count + (f", the first {SHOWN} shown" if len(hits) > SHOWN else ""), cards)
 
 
 def hit_html(hit: Hit) -> str:
-    """One hit: its picture, id, score, kind, text and codes; all its metadata on hover."""
-    return _box("", [_hit(hit, _picture(hit.item), set())])
+    """One hit: its image, id, score, kind, text and codes; all its metadata on hover."""
+    return _box("", [_hit(hit, _image(hit.item), set())])
 
 
 def index_html(index: "Index") -> str:
@@ -87,7 +87,7 @@ def index_html(index: "Index") -> str:
         f'<div><span style="{_SOFT}">{escape(name)}:</span> <bdi>{_text(_cut(value, 400))}</bdi></div>'
         for name, value in facts.items()
     )
-    cards = [_card(item, _kind(item), picture, None, "") for item, picture in zip(items, _pictures(items), strict=True)]
+    cards = [_card(item, _kind(item), image, None, "") for item, image in zip(items, _images(items), strict=True)]
     return _box(f"{index.path.name}: {_counted(len(index), 'item')}", cards, lines)
 
 
@@ -113,17 +113,17 @@ def _box(title: str, cards: Sequence[str], lines: str = "") -> str:
     return f'<div class="tex2jax_ignore mathjax_ignore" style="{_BOX}">{head}{lines}{grid}</div>'
 
 
-def _hit(hit: Hit, picture: str, shared: set[tuple[int, ...]]) -> str:
-    if not picture and hit.modality is not Modality.TEXT:
-        picture = _gap("The picture is not at hand.")
-    return _card(hit.item, _KINDS[hit.modality], picture, hit.score, _codes(hit.codes, shared))
+def _hit(hit: Hit, image: str, shared: set[tuple[int, ...]]) -> str:
+    if not image and hit.modality is not Modality.TEXT:
+        image = _gap("The image is not at hand.")
+    return _card(hit.item, _KINDS[hit.modality], image, hit.score, _codes(hit.codes, shared))
 
 
-def _card(item: Item, kind: str, picture: str, score: float | None, codes: str) -> str:
+def _card(item: Item, kind: str, image: str, score: float | None, codes: str) -> str:
     score_html = "" if score is None else f'<span title="score">{score:.3f}</span>'
     text = item.text.strip() if item.text else ""
     parts = [
-        picture,
+        image,
         f'<div style="{_ROW}"><b style="{_CUT}"><bdi>{_text(item.id)}</bdi></b>{score_html}</div>',
         f'<div style="{_SOFT}">{kind}</div>',
         f'<div style="overflow-wrap:anywhere"><bdi>{_text(_cut(text, _SNIPPET))}</bdi></div>' if text else "",
@@ -158,36 +158,36 @@ def _value(value: object) -> str:
 
 
 def _kind(item: Item) -> str:
-    """An item that was added by its vector alone has neither text nor picture."""
+    """An item that was added by its vector alone has neither text nor image."""
     try:
         return _KINDS[item.modality]
     except BadItem:
         return "vector only"
 
 
-def _pictures(items: Sequence[Item]) -> list[str]:
-    """What stands in the place of each item's picture; nothing where there is none."""
+def _images(items: Sequence[Item]) -> list[str]:
+    """What stands in the place of each item's image; nothing where there is none."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(_picture, items))
+        return list(pool.map(_image, items))
 
 
-def _picture(item: Item) -> str:
+def _image(item: Item) -> str:
     if item.image is None:
         return ""
     try:
         data = thumbnail(item.image, _PIXELS)
-    except Exception as error:  # whatever is wrong with one picture, the others are shown
+    except Exception as error:  # whatever is wrong with one image, the others are shown
         return _gap(str(error))
     source = f"data:image/webp;base64,{base64.b64encode(data).decode()}"
-    return f'<img src="{source}" alt="{_text(_cut(item.text or item.id, _SNIPPET))}" style="{_PICTURE}">'
+    return f'<img src="{source}" alt="{_text(_cut(item.text or item.id, _SNIPPET))}" style="{_IMAGE}">'
 
 
 def thumbnail(source: ImageSource, pixels: int) -> bytes:
-    """The picture as a WebP file whose sides are at most so long. Raises BadImage where there is none."""
-    picture = load_image(source)
-    picture.thumbnail((pixels, pixels))
+    """The image as a WebP file whose sides are at most so long. Raises BadImage where there is none."""
+    image = load_image(source)
+    image.thumbnail((pixels, pixels))
     file = io.BytesIO()
-    picture.save(file, "WEBP", quality=80, method=2)
+    image.save(file, "WEBP", quality=80, method=2)
     return file.getvalue()
 
 

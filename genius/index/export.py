@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from genius.data.images import FORMATS as PICTURE_FORMATS
+from genius.data.images import FORMATS as IMAGE_FORMATS
 from genius.data.items import Item
 from genius.errors import BadData, BadIndex, BadItem, GeniusError
 from genius.runtime.progress import show_progress
@@ -34,7 +34,7 @@ POOL = "cand_pool/global/mbeir_union_test_cand_pool.jsonl"
 
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", "": "mbeir"}
 _COLUMNS = ["id", "text", "image", "image_bytes", "metadata"]
-_ROWS = 256  # read together: each may hold a whole picture
+_ROWS = 256  # read together: each may hold a whole image
 _GROUP_ROWS, _GROUP_BYTES = 16_384, 64 << 20  # of Parquet: written together as soon as one of the two is reached
 _MBEIR_KEYS = frozenset(("did", "id", "txt", "img_path", "modality", "src_content"))
 
@@ -43,13 +43,13 @@ _MBEIR_KEYS = frozenset(("did", "id", "txt", "img_path", "modality", "src_conten
 class ExportReport:
     """What was exported.
 
-    pictures: how many pictures were written; of equal picture files there is one.
-    without_content: items added as ready vectors, which have neither text nor picture; an M-BEIR pool leaves them out.
-    bad: items whose picture could not be copied; they are there with the path of their picture.
+    images: how many images were written; of equal image files there is one.
+    without_content: items added as ready vectors, which have neither text nor image; an M-BEIR pool leaves them out.
+    bad: items whose image could not be copied; they are there with the path of their image.
     """
 
     items: int
-    pictures: int
+    images: int
     without_content: int
     bad: list[BadItem]
 
@@ -64,19 +64,19 @@ def export(
     """Write all items of the index to `path`, which must not exist yet.
 
     format: without it, the ending of `path` decides.
-      "jsonl": a line an item: id, text, image, metadata. Pictures that the index keeps go to the folder NAME_pictures.
+      "jsonl": a line an item: id, text, image, metadata. Images that the index keeps go to the folder NAME_images.
       "parquet": the columns id, text, image (a struct of bytes and path) and metadata (JSON).
-      "mbeir": a folder with a candidate pool and pictures. Metadata fields stand beside M-BEIR's own, but for those
+      "mbeir": a folder with a candidate pool and images. Metadata fields stand beside M-BEIR's own, but for those
         that have the name of one.
-    copy_images: write copies of the pictures of which the index only has the paths, so that the export can be moved.
+    copy_images: write copies of the images of which the index only has the paths, so that the export can be moved.
     """
     path = Path(path)
     kind = format or _SUFFIXES.get(path.suffix.lower())
     if kind not in FORMATS:
         what = f"{path} does not end in .jsonl or .parquet" if format is None else f"There is no format {format!r}"
         raise GeniusError(f"{what}. Choose one of the formats {', '.join(FORMATS)}.")
-    pictures = path.with_name(f"{path.stem}_pictures")
-    for target in (path, pictures) if kind == "jsonl" else (path,):
+    images = path.with_name(f"{path.stem}_images")
+    for target in (path, images) if kind == "jsonl" else (path,):
         if target.exists():
             raise BadData(f"{target} exists already. Choose another name, or remove it first.")
     try:
@@ -96,23 +96,23 @@ def export(
 
 @dataclass(frozen=True)
 class _Row:
-    """An item on its way out. picture: its bytes, where they are to be written; path: of its file, if it has one."""
+    """An item on its way out. image: its bytes, where they are to be written; path: of its file, if it has one."""
 
     id: str
     text: str | None
     path: str | None
-    picture: bytes | None
+    image: bytes | None
     metadata: str
 
     @property
     def has_content(self) -> bool:
-        return self.text is not None or self.path is not None or self.picture is not None
+        return self.text is not None or self.path is not None or self.image is not None
 
 
 class _Writer(Protocol):
     @property
-    def pictures(self) -> int:
-        """Pictures written so far."""
+    def images(self) -> int:
+        """Images written so far."""
         ...
 
     def write(self, row: _Row) -> bool:
@@ -130,7 +130,7 @@ def _write(index: "Index", writer: _Writer, copy_images: bool, progress: bool) -
             without_content += not row.has_content
             items += writer.write(row)
             advance(1)
-    return ExportReport(items, writer.pictures, without_content, bad)
+    return ExportReport(items, writer.images, without_content, bad)
 
 
 @contextmanager
@@ -144,13 +144,13 @@ def _closing(writer: _Writer) -> Iterator[None]:
 def _rows(index: "Index", copy_images: bool, bad: list[BadItem]) -> Iterator[_Row]:
     for batch in _batches(index):
         for row in batch.to_pylist():
-            picture = row["image_bytes"]
-            if picture is None and row["image"] is not None and copy_images:
+            image = row["image_bytes"]
+            if image is None and row["image"] is not None and copy_images:
                 try:
-                    picture = Path(row["image"]).read_bytes()
+                    image = Path(row["image"]).read_bytes()
                 except OSError as error:
                     bad.append(BadItem(row["id"], f"{row['image']} cannot be read ({error.strerror}). Put it back."))
-            yield _Row(row["id"], row["text"], row["image"], picture, row["metadata"])
+            yield _Row(row["id"], row["text"], row["image"], image, row["metadata"])
 
 
 def _batches(index: "Index") -> Iterator[pa.RecordBatch]:
@@ -168,27 +168,27 @@ def _batches(index: "Index") -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-class _Pictures:
-    """A folder of pictures, named by their content: of equal ones there is one."""
+class _Images:
+    """A folder of images, named by their content: of equal ones there is one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.count = 0
 
-    def write(self, picture: bytes) -> str:
-        """The path of the picture, from the folder that holds this one."""
-        name = hashlib.blake2b(picture, digest_size=16).hexdigest()
-        file = self._folder / name[:2] / f"{name[2:]}{_suffix(picture)}"
+    def write(self, image: bytes) -> str:
+        """The path of the image, from the folder that holds this one."""
+        name = hashlib.blake2b(image, digest_size=16).hexdigest()
+        file = self._folder / name[:2] / f"{name[2:]}{_suffix(image)}"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(picture)
+            file.write_bytes(image)
             self.count += 1
         return file.relative_to(self._folder.parent).as_posix()
 
 
-def _suffix(picture: bytes) -> str:
+def _suffix(content: bytes) -> str:
     try:
-        with Image.open(io.BytesIO(picture), formats=PICTURE_FORMATS) as image:
+        with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             return f".{(image.format or 'img').lower()}"
     except Exception:  # parsers raise many kinds; a copied file may be anything by now
         return ".img"
@@ -197,14 +197,14 @@ def _suffix(picture: bytes) -> str:
 class _Jsonl:
     def __init__(self, path: Path) -> None:
         self._file: IO[str] = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
-        self._pictures = _Pictures(path.with_name(f"{path.stem}_pictures"))
+        self._images = _Images(path.with_name(f"{path.stem}_images"))
 
     @property
-    def pictures(self) -> int:
-        return self._pictures.count
+    def images(self) -> int:
+        return self._images.count
 
     def write(self, row: _Row) -> bool:
-        image = row.path if row.picture is None else self._pictures.write(row.picture)
+        image = row.path if row.image is None else self._images.write(row.image)
         _dump(self._file, {"id": row.id, "text": row.text, "image": image, "metadata": json.loads(row.metadata)})
         return True
 
@@ -217,16 +217,16 @@ class _Mbeir:
         pool = root / POOL
         pool.parent.mkdir(parents=True)
         self._file: IO[str] = open(pool, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
-        self._pictures = _Pictures(root / "mbeir_images")
+        self._images = _Images(root / "mbeir_images")
 
     @property
-    def pictures(self) -> int:
-        return self._pictures.count
+    def images(self) -> int:
+        return self._images.count
 
     def write(self, row: _Row) -> bool:
         if not row.has_content:
             return False
-        image = row.path if row.picture is None else self._pictures.write(row.picture)
+        image = row.path if row.image is None else self._images.write(row.image)
         modality = Item(row.id, row.text, image).modality.label
         more = {key: value for key, value in json.loads(row.metadata).items() if key not in _MBEIR_KEYS}
         candidate = {"did": row.id, "txt": row.text, "img_path": image, "modality": modality, "src_content": None}
@@ -248,16 +248,16 @@ class _Parquet:
     )
 
     def __init__(self, path: Path) -> None:
-        self.pictures = 0
+        self.images = 0
         self._writer = pq.ParquetWriter(path, self.SCHEMA, compression="zstd")
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
 
     def write(self, row: _Row) -> bool:
-        image = None if row.path is None and row.picture is None else {"bytes": row.picture, "path": row.path}
+        image = None if row.path is None and row.image is None else {"bytes": row.image, "path": row.path}
         self._rows.append({"id": row.id, "text": row.text, "image": image, "metadata": row.metadata})
-        self.pictures += row.picture is not None
-        self._bytes += len(row.picture or b"") + len(row.text or "") + len(row.metadata)
+        self.images += row.image is not None
+        self._bytes += len(row.image or b"") + len(row.text or "") + len(row.metadata)
         if len(self._rows) >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
             self._flush()
         return True

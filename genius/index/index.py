@@ -36,8 +36,8 @@ from genius.index.storage import (
     row_to_item,
 )
 from genius.model.genius import Genius
-from genius.search.results import AddReport, Answer, Coded, CodePage, Hit, Hits, Options
-from genius.search.searcher import Found, Searcher, Trace, check_search
+from genius.search.results import AddReport, CodedItem, CodePage, Hit, Hits, SearchKeywords, SearchResult
+from genius.search.searcher import BatchResult, Searcher, TopK, check_search
 from genius.search.trie import Trie
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Index:
         """A new, empty index in a folder that is empty or does not exist yet.
 
         embeddings: keep each item's vector (2 bytes a dimension) for exact re-ranking; without, codes re-rank.
-        store_images: keep a copy of each picture file. Pictures given as bytes or PIL images are always kept.
+        store_images: keep a copy of each image file. Images given as bytes or PIL images are always kept.
         """
         folder = Path(path)
         _check_free(folder)
@@ -202,7 +202,7 @@ class Index:
     ) -> AddReport:
         """Like `add`, but an item whose id is taken replaces the one that has it; in one call, the last one stays.
 
-        Only new text or a new picture is encoded. A changed item moves to the end of the index.
+        Only new text or a new image is encoded. A changed item moves to the end of the index.
         """
         return writing.add_items(self._collection, items, True, progress, on_commit)
 
@@ -214,7 +214,7 @@ class Index:
         replace: bool = False,
         on_commit: Callable[[list[str]], None] | None = None,
     ) -> AddReport:
-        """Add items by their vectors alone: they can be found, but have no text or picture to show or encode anew.
+        """Add items by their vectors alone: they can be found, but have no text or image to show or encode anew.
 
         Ids must differ from each other; where one is taken, replace decides as between `add` and `upsert`.
         """
@@ -232,7 +232,7 @@ class Index:
         return len(gone)
 
     def reindex(self, model: Genius | None = None, progress: bool = False) -> AddReport:
-        """Encode all items anew from their texts and pictures, with another model or the same, as one new version.
+        """Encode all items anew from their texts and images, with another model or the same, as one new version.
 
         Others go on reading the old one until they refresh. With the same model, items that have only vectors, or that
         cannot be read, stay as they are; another model refuses to begin if there are any.
@@ -324,12 +324,12 @@ class Index:
     # Codes
 
     @overload
-    def get_coded(self, id: str) -> Coded | None: ...
+    def get_coded(self, id: str) -> CodedItem | None: ...
 
     @overload
-    def get_coded(self, id: list[str]) -> list[Coded | None]: ...
+    def get_coded(self, id: list[str]) -> list[CodedItem | None]: ...
 
-    def get_coded(self, id: str | list[str]) -> Coded | list[Coded | None] | None:
+    def get_coded(self, id: str | list[str]) -> CodedItem | list[CodedItem | None] | None:
         """Like `get`, with the codes."""
         ids = [id] if isinstance(id, str) else list(id)
         rows = self._collection.read(lambda snapshot: snapshot.coded(snapshot.row_ids_of(ids)))
@@ -339,7 +339,7 @@ class Index:
     def browse_codes(self, pattern: Sequence[int | None] = (), limit: int = 50, offset: int = 0) -> CodePage:
         """The items whose IDs begin with these codes, where None stands for any code, and which codes come next.
 
-        >>> index.browse_codes([0, 17])  # pictures whose first code of meaning is 17  # doctest: +SKIP
+        >>> index.browse_codes([0, 17])  # images whose first code of meaning is 17  # doctest: +SKIP
         """
         levels = len(self.header.sizes)
         if len(pattern) > levels:
@@ -349,12 +349,14 @@ class Index:
         return self._collection.read(lambda snapshot: snapshot.browse(pattern, limit, offset))
 
     @overload
-    def search(self, query: Query, k: int = 10, **options: Unpack[Options]) -> Hits: ...
+    def search(self, query: Query, k: int = 10, **options: Unpack[SearchKeywords]) -> Hits: ...
 
     @overload
-    def search(self, query: Sequence[Query], k: int = 10, **options: Unpack[Options]) -> list[Hits]: ...
+    def search(self, query: Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]) -> list[Hits]: ...
 
-    def search(self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[Options]) -> Hits | list[Hits]:
+    def search(
+        self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]
+    ) -> Hits | list[Hits]:
         """The k best items for a query, best first; for a list of queries, a list of such lists.
 
         A query with a target gets only items of that kind. Options, all with defaults:
@@ -371,12 +373,14 @@ class Index:
         return [answer.hits for answer in self.answer(query, k, **options)]
 
     @overload
-    def answer(self, query: Query, k: int = 10, **options: Unpack[Options]) -> Answer: ...
+    def answer(self, query: Query, k: int = 10, **options: Unpack[SearchKeywords]) -> SearchResult: ...
 
     @overload
-    def answer(self, query: Sequence[Query], k: int = 10, **options: Unpack[Options]) -> list[Answer]: ...
+    def answer(self, query: Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]) -> list[SearchResult]: ...
 
-    def answer(self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[Options]) -> Answer | list[Answer]:
+    def answer(
+        self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]
+    ) -> SearchResult | list[SearchResult]:
         """Like `search`, and how the hits were found: the beams, how many items were ranked, the time of each stage."""
         queries = [query] if isinstance(query, Query) else list(query)
         for asked in queries:
@@ -384,7 +388,7 @@ class Index:
                 raise GeniusError(f"search takes a Query or a list of them, not {asked!r}. Write Query(text=...).")
         how, among = _checked(k, **options)
 
-        def read(snapshot: Snapshot) -> list[Answer]:
+        def read(snapshot: Snapshot) -> list[SearchResult]:
             snapshot.part(*among)  # a bad filter is refused even where nothing is asked
             if not queries:
                 return []
@@ -402,12 +406,12 @@ class Index:
         vectors: Vectors,
         wanted: Sequence[Modality | None] | None = None,
         k: int = 10,
-        **options: Unpack[Options],
-    ) -> list[Answer]:
+        **options: Unpack[SearchKeywords],
+    ) -> list[SearchResult]:
         """Like `answer`, for encoded queries. wanted: the kind that each of them asks for."""
         how, among = _checked(k, **options)
 
-        def read(snapshot: Snapshot) -> list[Answer]:
+        def read(snapshot: Snapshot) -> list[SearchResult]:
             return _answers(snapshot, snapshot.search(vectors, wanted, *among, **how), {})
 
         return self._collection.read(read)
@@ -417,8 +421,8 @@ class Index:
         vectors: Vectors,
         wanted: Sequence[Modality | None] | None = None,
         k: int = 10,
-        **options: Unpack[Options],
-    ) -> Found:
+        **options: Unpack[SearchKeywords],
+    ) -> TopK:
         """Like `search`, for encoded queries: rows, which `ids` names, and their scores.
 
         A row's number stays the same for as long as this index is open, until it is deleted, changed or encoded anew.
@@ -507,7 +511,7 @@ def _checked(
     return {"k": k, "mode": mode, "beam": beam, "budget": budget, "blend": blend}, (where, ids)
 
 
-def _answers(snapshot: Snapshot, trace: Trace, seconds: dict[str, float]) -> list[Answer]:
+def _answers(snapshot: Snapshot, trace: BatchResult, seconds: dict[str, float]) -> list[SearchResult]:
     """The items behind the rows, read in one go."""
     begun = time.perf_counter()
     records = snapshot.hits(trace.found)
@@ -520,7 +524,9 @@ def _answers(snapshot: Snapshot, trace: Trace, seconds: dict[str, float]) -> lis
         for answers in zip(*trace.found, strict=True)
     ]
     seconds |= trace.seconds | {"read": time.perf_counter() - begun}
-    return [Answer(found, way.branches(), way.looked_at, seconds) for found, way in zip(hits, trace.ways, strict=True)]
+    return [
+        SearchResult(found, way.branches(), way.looked_at, seconds) for found, way in zip(hits, trace.ways, strict=True)
+    ]
 
 
 def _hit(record: dict[str, Any], score: float, codes: list[int]) -> Hit:

@@ -120,7 +120,7 @@ class _Stream:
         try:
             content, there = None, old.get(item.id)
             if there is None:
-                content = self.model.prepare(item)  # first: it says best what is wrong with a picture
+                content = self.model.prepare(item)  # first: it says best what is wrong with an image
             row = item_to_row(item, self.header.store_images)
             if there is not None:
                 if all(row[name] == there[name] for name in _COMPARED):
@@ -199,7 +199,7 @@ def _write(
     return AddReport(len(table), unchanged, bad, len(there))
 
 
-_NOT_NUMBERS = "its vector holds values that are not numbers (NaN). Check the picture and the model's weights."
+_NOT_NUMBERS = "its vector holds values that are not numbers (NaN). Check the image and the model's weights."
 
 
 @dataclass
@@ -358,7 +358,7 @@ def _vector_rows(
     )
     for wrong, reason in (
         (np.maximum(image, text) >= _INFINITE, "its vector holds values that are not numbers (NaN). Leave it out."),
-        (np.maximum(image, text) == 0, "its vectors are zero: it has neither a picture nor a text."),
+        (np.maximum(image, text) == 0, "its vectors are zero: it has neither an image nor a text."),
     ):
         for place in np.flatnonzero(wrong).tolist():
             bad.setdefault(place, BadItem(str(ids[place]), reason))
@@ -399,9 +399,9 @@ def largest(bits):  # type: ignore[no-untyped-def]
 
 
 def reindex(collection: Collection, model: Genius | None, source: str | None, progress: bool = False) -> AddReport:
-    """Encode all items anew from their texts and pictures, as one new version with a header of its own.
+    """Encode all items anew from their texts and images, as one new version with a header of its own.
 
-    source: where `model` can be loaded from again. Without a new model, items that have only vectors, or whose picture
+    source: where `model` can be loaded from again. Without a new model, items that have only vectors, or whose image
     is gone, stay as they are.
     """
     with collection.writing() as snapshot:
@@ -437,7 +437,7 @@ def _check_all_have_content(collection: Collection, snapshot: Snapshot) -> None:
         gone += [id for id, path in pairs if path is not None and not os.path.isfile(path)]
     if gone:
         raise BadIndex(
-            f"The pictures of {len(gone):,} items of {collection.path} are gone (the first is {gone[0]!r}). Put them "
+            f"The images of {len(gone):,} items of {collection.path} are gone (the first is {gone[0]!r}). Put them "
             "back, or delete the items (`genius index verify` lists them); nothing was changed."
         )
 

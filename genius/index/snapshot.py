@@ -35,8 +35,8 @@ from genius.index.storage import (
     to_matrix,
 )
 from genius.model.genius import Genius
-from genius.search.results import CodeChild, Coded, CodePage
-from genius.search.searcher import Found, Growing, Part, Searcher, Trace
+from genius.search.results import CodeChild, CodedItem, CodePage
+from genius.search.searcher import AppendBuffer, BatchResult, Part, Searcher, TopK
 from genius.search.trie import concatenate_ranges
 
 PARTS = 8  # filters whose items are remembered
@@ -117,7 +117,7 @@ class Searched(NamedTuple):
     """What is searched, and the row id of each of its rows, ascending; room: where these are kept."""
 
     searcher: Searcher
-    room: Growing
+    room: AppendBuffer
 
     @property
     def row_ids(self) -> np.ndarray:
@@ -260,7 +260,7 @@ class Snapshot:
         where: str | None,
         ids: Collection[str] | None,
         **how: Any,
-    ) -> Trace:
+    ) -> BatchResult:
         """As `Searcher.trace`, which is told `how`, among the rows that a filter leaves."""
         fused, embedding, searcher = self.model.fuse(vectors), vectors.embedding(), self.searched.searcher
         among = self.part(where, ids)
@@ -275,7 +275,7 @@ class Snapshot:
             trace.replace(rows, searcher.trace(fused[rows], embedding[rows], among=part, **how))
         return trace
 
-    def hits(self, found: Found) -> dict[int, dict[str, Any]]:
+    def hits(self, found: TopK) -> dict[int, dict[str, Any]]:
         """The records behind the rows that were found, by row."""
         rows = np.unique(found.rows[found.rows >= 0])
         with reading(self.dataset):
@@ -375,12 +375,12 @@ class Snapshot:
         with reading(self.dataset):
             return to_codes(self.dataset.to_table(columns=code_columns(self.header)), self.header)
 
-    def coded(self, row_ids: np.ndarray) -> list[Coded]:
+    def coded(self, row_ids: np.ndarray) -> list[CodedItem]:
         """The items in these rows, and their IDs."""
         columns = code_columns(self.header)
         with reading(self.dataset):
             rows = take(self.dataset, row_ids, [*ITEM_COLUMNS, *columns])
-        return [Coded(row_to_item(row), tuple(row[column] for column in columns)) for row in rows]
+        return [CodedItem(row_to_item(row), tuple(row[column] for column in columns)) for row in rows]
 
     def browse(self, pattern: Sequence[int | None], limit: int, offset: int) -> CodePage:
         """What has these codes: neighbours by ID side by side."""
@@ -422,9 +422,9 @@ def check_model(path: Path, header: Header, model: Genius) -> None:
 
 def _read_all(dataset: lance.LanceDataset, header: Header, model: Genius) -> Searched:
     size, columns = dataset.count_rows(), code_columns(header)
-    codes, room = np.empty((size, len(columns)), np.uint16), Growing.of_size(size, 1, np.dtype(np.int64))
+    codes, room = np.empty((size, len(columns)), np.uint16), AppendBuffer.of_size(size, 1, np.dtype(np.int64))
     row_ids = room.first(size)[:, 0]
-    embeddings = Growing.of_size(size, header.dim, np.dtype(np.float16)) if header.embeddings else None
+    embeddings = AppendBuffer.of_size(size, header.dim, np.dtype(np.float16)) if header.embeddings else None
     start = 0
     read = [*columns, "embedding"] if header.embeddings else columns
     for batch in dataset.scanner(columns=read, with_row_id=True, scan_in_order=True).to_batches():

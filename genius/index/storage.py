@@ -75,9 +75,9 @@ class Header:
             pa.field("modality", pa.string(), nullable=False),  # its label
             pa.field("text", pa.string()),
             pa.field("image", pa.string()),  # absolute path
-            pa.field("image_bytes", pa.large_binary()),  # the picture itself, where it is kept
+            pa.field("image_bytes", pa.large_binary()),  # the image itself, where it is kept
             pa.field("metadata", pa.string(), nullable=False),  # JSON: exact, whatever the columns behind make of it
-            pa.field("hash", pa.binary(16)),  # of text and picture; null where an item was added as a ready vector
+            pa.field("hash", pa.binary(16)),  # of text and image; null where an item was added as a ready vector
         ]
         # One column a level: Lance packs small numbers into as few bits as they need, but not those of lists.
         columns += [pa.field(name, pa.uint16(), nullable=False) for name in code_columns(self)]
@@ -264,7 +264,7 @@ def compact(dataset: lance.LanceDataset, keep: timedelta | None) -> tuple[lance.
 def merge_small(dataset: lance.LanceDataset) -> lance.LanceDataset | None:
     """The same items with small files merged, if there are many of them; None if there are not.
 
-    First the smallest among themselves, then what came of them: no item is moved often, and none if pictures make its
+    First the smallest among themselves, then what came of them: no item is moved often, and none if images make its
     file a large one.
     """
     fragments = [fragment.metadata for fragment in dataset.get_fragments()]
@@ -367,21 +367,21 @@ def _has_row_id(row_ids: np.ndarray) -> str:
 
 def item_to_row(item: Item, store_images: bool) -> dict[str, Any]:
     """The columns of an item that do not depend on the model."""
-    path, picture = _read_picture(item)
+    path, image = _read_image(item)
     keep = store_images or path is None
     return {
         "id": item.id,
         "modality": item.modality.label,
         "text": item.text,
         "image": path,
-        "image_bytes": picture if keep else None,
+        "image_bytes": image if keep else None,
         "metadata": json.dumps(item.metadata, ensure_ascii=False),
-        "hash": content_hash(item.text, picture),
+        "hash": content_hash(item.text, image),
     }
 
 
 def row_to_item(row: dict[str, Any]) -> Item:
-    """The item of a row with ITEM_COLUMNS; a kept picture comes back as bytes, any other as its path."""
+    """The item of a row with ITEM_COLUMNS; a kept image comes back as bytes, any other as its path."""
     kept = row["image_bytes"]
     return Item(row["id"], row["text"], row["image"] if kept is None else kept, json.loads(row["metadata"]))
 
@@ -451,8 +451,8 @@ def _as(kind: str, value: Any) -> str | float | bool | None:
     return value if isinstance(value, str) and kind == "text" else None
 
 
-def _read_picture(item: Item) -> tuple[str | None, bytes | None]:
-    """Absolute path (None unless the picture is a file) and bytes (None without a picture)."""
+def _read_image(item: Item) -> tuple[str | None, bytes | None]:
+    """Absolute path (None unless the image is a file) and bytes (None without an image)."""
     if item.image is None:
         return None, None
     if isinstance(item.image, bytes):
@@ -470,9 +470,9 @@ def _read_picture(item: Item) -> tuple[str | None, bytes | None]:
         raise BadItem(item.id, f"{path} cannot be read ({error.strerror}). Check its permissions.") from error
 
 
-def content_hash(text: str | None, picture: bytes | None) -> bytes:
-    """16 bytes that differ whenever text or picture do."""
-    parts = [b"" if part is None else b"+" + part for part in ((text.encode() if text else None), picture)]
+def content_hash(text: str | None, image: bytes | None) -> bytes:
+    """16 bytes that differ whenever text or image do."""
+    parts = [b"" if part is None else b"+" + part for part in ((text.encode() if text else None), image)]
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -2,7 +2,7 @@
 
 Everything is read once. What only the model can tell (whether codes and embeddings are those of the content) is checked
 on a sample of the items, or on all of them. Knows how an index can be damaged; does not change it, but for
-`drop_damaged`. Lance keeps no checksums: a flipped bit in a text or a kept picture is found by the content's hash, in
+`drop_damaged`. Lance keeps no checksums: a flipped bit in a text or a kept image is found by the content's hash, in
 codes or embeddings only by encoding the item again.
 """
 
@@ -36,7 +36,7 @@ from genius.runtime.progress import show_progress
 if TYPE_CHECKING:
     from genius.index.index import Index
 
-KINDS = ("model", "fragment", "id", "codes", "embedding", "content", "picture")
+KINDS = ("model", "fragment", "id", "codes", "embedding", "content", "image")
 
 _FOOTER = struct.Struct("<QQQIIHH4s")  # of a Lance file
 _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 8192  # read together
@@ -235,7 +235,7 @@ def _wrong_embeddings(embeddings: np.ndarray) -> np.ndarray:
 
 
 def _check_content(record: dict[str, Any], repairs: "_Repairs") -> Iterator[Problem]:
-    """Whether text, picture and metadata are what was put in."""
+    """Whether text, image and metadata are what was put in."""
     id, path, kept = record["id"], record["image"], record["image_bytes"]
     again = repairs.delete(id)
     try:
@@ -246,10 +246,10 @@ def _check_content(record: dict[str, Any], repairs: "_Repairs") -> Iterator[Prob
         yield Problem("content", id, "its metadata is damaged. Delete the item and add it again.", again)
     if path is not None and kept is None:
         if not os.path.isfile(path):
-            message = f"its picture {path} is gone. Put it back, or delete the item."
-            yield Problem("picture", id, message, again)
+            message = f"its image {path} is gone. Put it back, or delete the item."
+            yield Problem("image", id, message, again)
     elif record["hash"] is not None and content_hash(record["text"], kept) != record["hash"]:
-        message = "its text or its kept picture is not what was put in. Delete the item and add it again."
+        message = "its text or its kept image is not what was put in. Delete the item and add it again."
         yield Problem("content", id, message, again)
 
 
@@ -306,7 +306,7 @@ class _Sample:
 def _check_encoding(
     index: "Index", model: Genius, rows: pa.RecordBatch | pa.Table, repairs: "_Repairs"
 ) -> Iterator[Problem]:
-    """Whether codes and embeddings are those that the model gives for the content, and pictures those of then.
+    """Whether codes and embeddings are those that the model gives for the content, and images those of then.
 
     Rows that are wrong for a reason that can be seen without encoding are passed over: `_check` names them.
     """
@@ -325,22 +325,22 @@ def _check_encoding(
 
 def _prepare(model: Genius, record: dict[str, Any], repairs: "_Repairs") -> Prepared | Problem | None:
     """What the model encodes; None where the item is wrong for a reason that `_check` names."""
-    id, path, picture = record["id"], record["image"], record["image_bytes"]
-    if path is not None and picture is None:
+    id, path, image = record["id"], record["image"], record["image_bytes"]
+    if path is not None and image is None:
         try:
-            picture = Path(path).read_bytes()
+            image = Path(path).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            message = f"its picture {path} cannot be read ({error.strerror}). Check its permissions."
-            return Problem("picture", id, message, repairs.delete(id))
-        if content_hash(record["text"], picture) != record["hash"]:
-            message = f"its text, or its picture {path}, is no longer what was put in."
+            message = f"its image {path} cannot be read ({error.strerror}). Check its permissions."
+            return Problem("image", id, message, repairs.delete(id))
+        if content_hash(record["text"], image) != record["hash"]:
+            message = f"its text, or its image {path}, is no longer what was put in."
             return Problem("content", id, message, repairs.reindex)
-    elif content_hash(record["text"], picture) != record["hash"]:
+    elif content_hash(record["text"], image) != record["hash"]:
         return None
     try:
-        return model.prepare(Item(id, record["text"], picture))
+        return model.prepare(Item(id, record["text"], image))
     except GeniusError as error:
         return Problem("content", id, f"the model cannot read it ({error}).", repairs.delete(id))
 

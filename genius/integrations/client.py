@@ -1,6 +1,6 @@
 """Client: an index that another process serves, asked over HTTP; the same questions and answers as `Index`.
 
-Light: imports no model, no torch and no storage. Pictures are read here and sent as bytes; no path is ever sent. What
+Light: imports no model, no torch and no storage. Images are read here and sent as bytes; no path is ever sent. What
 it needs beyond the package is httpx: pip install "genius-search[client]".
 """
 
@@ -20,7 +20,17 @@ from urllib.parse import quote
 
 from genius.data.items import ImageSource, Item, Modality, Query, printable
 from genius.errors import BadImage, BadItem, GeniusError, MissingExtra
-from genius.search.results import AddReport, Answer, Branch, CodeChild, Coded, CodePage, Hit, Hits, Options
+from genius.search.results import (
+    AddReport,
+    Branch,
+    CodeChild,
+    CodedItem,
+    CodePage,
+    Hit,
+    Hits,
+    SearchKeywords,
+    SearchResult,
+)
 
 try:
     import httpx
@@ -32,7 +42,7 @@ __all__ = ["Busy", "Client", "Job", "NotAllowed", "NotFound", "ServedIndex", "Se
 JOB_ITEMS = 500
 """Items sent as one job."""
 JOB_BYTES = 12_000_000
-"""Bytes of pictures and texts sent as one job or one batch of queries, unless a single one is larger."""
+"""Bytes of images and texts sent as one job or one batch of queries, unless a single one is larger."""
 BATCH_QUERIES = 32
 """Queries sent at once."""
 RETRIES = 5
@@ -115,7 +125,7 @@ class ServedIndex:
 
 
 class _RemoteHits(Hits):
-    """Hits that fetch small pictures when a notebook shows them."""
+    """Hits that fetch small images when a notebook shows them."""
 
     def __init__(self, hits: Iterable[Hit], client: "Client") -> None:
         super().__init__(hits)
@@ -125,7 +135,7 @@ class _RemoteHits(Hits):
         from genius.index.display import SHOWN, hits_html
 
         try:
-            first: list[Hit] = self._client.with_pictures(self[:SHOWN])
+            first: list[Hit] = self._client.with_images(self[:SHOWN])
         except (GeniusError, RuntimeError):  # the service may be gone by now, or this client closed
             first = self[:SHOWN]
         return hits_html([*first, *self[SHOWN:]])
@@ -140,7 +150,7 @@ class Client:
     key: the API key, where the service wants one. index: the name of one of its indexes; without, its first.
     timeout: seconds without a sign of life after which a request is given up, and seconds that it waits in all for a
       service that says it is busy. transport: another way to reach the service, in httpx's terms.
-    Pictures stay with the service: `item.image` is None in what comes back, `picture` and `with_pictures` fetch them.
+    Images stay with the service: `item.image` is None in what comes back, `image` and `with_images` fetch them.
     May be used from many threads; they share its connections.
     """
 
@@ -181,24 +191,28 @@ class Client:
     # Searching
 
     @overload
-    def search(self, query: Query, k: int = 10, **options: Unpack[Options]) -> Hits: ...
+    def search(self, query: Query, k: int = 10, **options: Unpack[SearchKeywords]) -> Hits: ...
 
     @overload
-    def search(self, query: Sequence[Query], k: int = 10, **options: Unpack[Options]) -> list[Hits]: ...
+    def search(self, query: Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]) -> list[Hits]: ...
 
-    def search(self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[Options]) -> Hits | list[Hits]:
+    def search(
+        self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]
+    ) -> Hits | list[Hits]:
         """The k best items for a query, best first; for a list of queries, a list of such lists. See `Index.search`."""
         if isinstance(query, Query):
             return self._ask(_question(query), k, options).hits
         return [answer.hits for answer in self._ask_all(query, k, options)]
 
     @overload
-    def answer(self, query: Query, k: int = 10, **options: Unpack[Options]) -> Answer: ...
+    def answer(self, query: Query, k: int = 10, **options: Unpack[SearchKeywords]) -> SearchResult: ...
 
     @overload
-    def answer(self, query: Sequence[Query], k: int = 10, **options: Unpack[Options]) -> list[Answer]: ...
+    def answer(self, query: Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]) -> list[SearchResult]: ...
 
-    def answer(self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[Options]) -> Answer | list[Answer]:
+    def answer(
+        self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]
+    ) -> SearchResult | list[SearchResult]:
         """Like `search`, and how the hits were found: the beams, how many items were ranked, the time of each stage."""
         if isinstance(query, Query):
             return self._ask(_question(query), k, options, explain=True)
@@ -211,19 +225,21 @@ class Client:
         instruction: str | None = None,
         target: Modality | str | None = None,
         k: int = 10,
-        **options: Unpack[Options],
+        **options: Unpack[SearchKeywords],
     ) -> Hits:
-        """Search with an item of the index; with text, its picture and these words: "the same in red"."""
+        """Search with an item of the index; with text, its image and these words: "the same in red"."""
         question = {"like": id, "text": text, "instruction": instruction, "target": _label(target)}
         return self._ask(question, k, options).hits
 
-    def _ask(self, question: dict[str, Any], k: int, options: Options, explain: bool = False) -> Answer:
+    def _ask(self, question: dict[str, Any], k: int, options: SearchKeywords, explain: bool = False) -> SearchResult:
         body = question | _how(k, options, explain)
         return self._json("POST", "/v1/search", self._answer, json=body)
 
-    def _ask_all(self, queries: Sequence[Query], k: int, options: Options, explain: bool = False) -> list[Answer]:
+    def _ask_all(
+        self, queries: Sequence[Query], k: int, options: SearchKeywords, explain: bool = False
+    ) -> list[SearchResult]:
         how = _how(k, options, explain)
-        answers: list[Answer] = []
+        answers: list[SearchResult] = []
         for questions in _chunks(map(_question, queries), BATCH_QUERIES):
             body = {"queries": [question | how for question in questions]}
             found = self._json("POST", "/v1/search/batch", lambda got: [*map(self._answer, got["answers"])], json=body)
@@ -232,9 +248,9 @@ class Client:
             answers += found
         return answers
 
-    def _answer(self, got: Mapping[str, Any]) -> Answer:
+    def _answer(self, got: Mapping[str, Any]) -> SearchResult:
         tree = got.get("tree") or {"branches": []}
-        return Answer(
+        return SearchResult(
             hits=_RemoteHits(map(_hit, got["hits"]), self),
             branches=[Branch(tuple(one["codes"]), one["logprob"], one["items"]) for one in tree["branches"]],
             looked_at=got["looked_at"],
@@ -250,13 +266,13 @@ class Client:
     def get(self, id: list[str]) -> list[Item | None]: ...
 
     def get(self, id: str | list[str]) -> Item | list[Item | None] | None:
-        """The item with this id, without its picture, or None; for a list of ids, a list of these."""
+        """The item with this id, without its image, or None; for a list of ids, a list of these."""
         if not isinstance(id, str):
             return [self.get(one) for one in id]
         found = self.get_coded(id)
         return None if found is None else found.item
 
-    def get_coded(self, id: str) -> Coded | None:
+    def get_coded(self, id: str) -> CodedItem | None:
         """The item with this id and its codes, or None."""
         return self._if_there(lambda: self._json("GET", f"/v1/items/{_in_path(id)}", _coded))
 
@@ -277,19 +293,19 @@ class Client:
         path = "/v1/codes" + ("/" + "-".join("*" if code is None else str(code) for code in pattern) if pattern else "")
         return self._json("GET", path, _code_page, params={"limit": limit, "offset": offset})
 
-    def picture(self, id: str, size: int = _THUMBNAIL) -> bytes | None:
-        """The item's picture as a small file, its sides at most `size` pixels; None where there is none to show."""
-        return self._if_there(lambda: self._send("GET", f"/v1/pictures/{_in_path(id)}", params={"size": size}).content)
+    def image(self, id: str, size: int = _THUMBNAIL) -> bytes | None:
+        """The item's image as a small file, its sides at most `size` pixels; None where there is none to show."""
+        return self._if_there(lambda: self._send("GET", f"/v1/images/{_in_path(id)}", params={"size": size}).content)
 
-    def with_pictures(self, hits: Iterable[Hit], size: int = _THUMBNAIL) -> Hits:
-        """The same hits, each with its picture as `picture` gives it, where there is one."""
+    def with_images(self, hits: Iterable[Hit], size: int = _THUMBNAIL) -> Hits:
+        """The same hits, each with its image as `image` gives it, where there is one."""
         with ThreadPoolExecutor(8) as pool:
-            return Hits(pool.map(lambda hit: self._with_picture(hit, size), list(hits)))
+            return Hits(pool.map(lambda hit: self._with_image(hit, size), list(hits)))
 
-    def _with_picture(self, hit: Hit, size: int) -> Hit:
+    def _with_image(self, hit: Hit, size: int) -> Hit:
         if hit.modality is Modality.TEXT:
             return hit
-        return replace(hit, item=replace(hit.item, image=self.picture(hit.id, size)))
+        return replace(hit, item=replace(hit.item, image=self.image(hit.id, size)))
 
     def indexes(self) -> list[ServedIndex]:
         """What the service serves; the first is the one that is asked when no name is given."""
@@ -516,7 +532,7 @@ def _question(query: Query) -> dict[str, Any]:
     }
 
 
-def _how(k: int, options: Options, explain: bool) -> dict[str, Any]:
+def _how(k: int, options: SearchKeywords, explain: bool) -> dict[str, Any]:
     ids = options.get("ids")
     if isinstance(ids, str):
         raise GeniusError(f"ids is the string {ids!r}. Write a list of ids.")
@@ -531,11 +547,11 @@ def _item_body(item: Item) -> dict[str, Any]:
 
 
 def _encoded(source: ImageSource) -> str:
-    return base64.b64encode(_picture_bytes(source)).decode()
+    return base64.b64encode(_image_bytes(source)).decode()
 
 
-def _picture_bytes(source: ImageSource) -> bytes:
-    """The picture as a file's bytes. Whether they are a picture, the service decides."""
+def _image_bytes(source: ImageSource) -> bytes:
+    """The image as a file's bytes. Whether they are an image, the service decides."""
     if isinstance(source, bytes):
         return source
     if not isinstance(source, str | os.PathLike):
@@ -626,8 +642,8 @@ def _hit(got: Mapping[str, Any]) -> Hit:
     return Hit(got["id"], float(got["score"]), Modality.parse(got["modality"]), tuple(got["codes"]), _item(got))
 
 
-def _coded(got: Mapping[str, Any]) -> Coded:
-    return Coded(_item(got), tuple(got["codes"]))
+def _coded(got: Mapping[str, Any]) -> CodedItem:
+    return CodedItem(_item(got), tuple(got["codes"]))
 
 
 def _code_page(got: Mapping[str, Any]) -> CodePage:

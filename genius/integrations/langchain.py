@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from genius.data.items import Query
 from genius.errors import GeniusError, MissingExtra
-from genius.search.results import Hit, Hits, Options
+from genius.search.results import Hit, Hits, SearchKeywords
 
 try:
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -24,7 +24,7 @@ __all__ = ["GeniusRetriever"]
 
 
 _OF_THE_QUERY = ("target", "instruction")
-_SETTINGS = frozenset([*_OF_THE_QUERY, "k", *Options.__annotations__])
+_SETTINGS = frozenset([*_OF_THE_QUERY, "k", *SearchKeywords.__annotations__])
 
 
 @runtime_checkable
@@ -35,14 +35,14 @@ class Searchable(Protocol):
 
 
 class GeniusRetriever(BaseRetriever):
-    """Documents for words: texts, pictures and pairs.
+    """Documents for words: texts, images and pairs.
 
     >>> GeniusRetriever(source=Index.open("photos.genius"), search_kwargs={"k": 4, "target": "text"})  # doctest: +SKIP
 
     search_kwargs: `k`, `target` and `instruction` (see `Query`), and the options of `Index.search`, such as `where`.
       A call can override them: `retriever.invoke("cats", k=3)`.
     A document's text is the item's, "" where it has none; for a chain that reads only texts, ask for a target with
-    text. Its metadata are the item's, and over them `id`, `score`, `modality`, `codes` and, for a picture in a file,
+    text. Its metadata are the item's, and over them `id`, `score`, `modality`, `codes` and, for an image in a file,
     `image`.
     """
 

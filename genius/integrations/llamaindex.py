@@ -11,7 +11,7 @@ from typing import Any, Protocol, Unpack
 
 from genius.data.items import Modality, Query
 from genius.errors import MissingExtra
-from genius.search.results import Hit, Hits, Options
+from genius.search.results import Hit, Hits, SearchKeywords
 
 try:
     from llama_index.core.base.llms.types import BaseContentBlock, TextBlock
@@ -31,8 +31,8 @@ class Searchable(Protocol):
     def search(self, query: Query, k: int = 10, **options: Any) -> Hits: ...
 
 
-class PictureNode(ImageNode):
-    """An ImageNode that shows a multimodal model its text as well as its picture."""
+class ImageNode(ImageNode):
+    """An ImageNode that shows a multimodal model its text as well as its image."""
 
     def get_content_blocks(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> list[BaseContentBlock]:
         words: list[BaseContentBlock] = [TextBlock(text=self.text)] if self.text else []
@@ -40,15 +40,15 @@ class PictureNode(ImageNode):
 
 
 class GeniusRetriever(BaseRetriever):
-    """Nodes for words, a picture, or both: `TextNode` for texts, `ImageNode` for what has a picture at hand.
+    """Nodes for words, an image, or both: `TextNode` for texts, `ImageNode` for what has an image at hand.
 
     >>> GeniusRetriever(Index.open("photos.genius"), k=4, target="image")  # doctest: +SKIP
 
     k and the options are those of `Index.search`, target and instruction those of `Query`.
-    picture_size: a client fetches pictures with their sides at most so long; None: it fetches none. An index gives
-      pictures as they are.
+    image_size: a client fetches images with their sides at most so long; None: it fetches none. An index gives
+      images as they are.
     Of a QueryBundle, `query_str` and `image_path` are searched with; embeddings and texts to embed are passed over.
-    A picture in a file is given as `image_path`, any other as `image`, in base64. A node's metadata are the item's, and
+    An image in a file is given as `image_path`, any other as `image`, in base64. A node's metadata are the item's, and
     over them `id`, `score`, `modality` and `codes`; prompts leave out the last three.
     """
 
@@ -58,8 +58,8 @@ class GeniusRetriever(BaseRetriever):
         k: int = 10,
         target: Modality | str | None = None,
         instruction: str | None = None,
-        picture_size: int | None = 512,
-        **options: Unpack[Options],
+        image_size: int | None = 512,
+        **options: Unpack[SearchKeywords],
     ) -> None:
         super().__init__()
         Modality.parse(target)
@@ -67,15 +67,15 @@ class GeniusRetriever(BaseRetriever):
         self._k = k
         self._target = target
         self._instruction = instruction
-        self._picture_size = picture_size
+        self._image_size = image_size
         self._options = options
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         query = Query(query_bundle.query_str or None, query_bundle.image_path, self._instruction, self._target)
         hits = self._source.search(query, self._k, **self._options)
-        with_pictures = getattr(self._source, "with_pictures", None)
-        if with_pictures is not None and self._picture_size is not None:
-            hits = with_pictures(hits, self._picture_size)
+        with_images = getattr(self._source, "with_images", None)
+        if with_images is not None and self._image_size is not None:
+            hits = with_images(hits, self._image_size)
         return [NodeWithScore(node=_node(hit), score=hit.score) for hit in hits]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -93,7 +93,7 @@ def _node(hit: Hit) -> TextNode:
         "excluded_embed_metadata_keys": _NOT_FOR_PROMPTS,
     }
     if isinstance(item.image, bytes):
-        return PictureNode(image=base64.b64encode(item.image).decode(), **fields)
+        return ImageNode(image=base64.b64encode(item.image).decode(), **fields)
     if isinstance(item.image, str | os.PathLike):
-        return PictureNode(image_path=os.fspath(item.image), **fields)
+        return ImageNode(image_path=os.fspath(item.image), **fields)
     return TextNode(**fields)

@@ -37,11 +37,11 @@ from genius.index.filters import FUNCTIONS
 if TYPE_CHECKING:
     from genius.index.index import Index
     from genius.model.genius import Genius
-    from genius.search.results import Coded, Hit
+    from genius.search.results import CodedItem, Hit
 
-LARGEST_PICTURE = 20_000_000
-"""Bytes of a picture that is searched with."""
-PICTURES = 8
+LARGEST_IMAGE = 20_000_000
+"""Bytes of an image that is searched with."""
+IMAGES = 8
 """Thumbnails in one answer, at most."""
 THUMBNAIL = 256
 """Pixels along the longer side; of one item alone, twice as many."""
@@ -63,8 +63,8 @@ CONDITION = (
     f"backticks. Functions: {', '.join(FUNCTIONS)}."
 )
 INSTRUCTIONS = (
-    "Search collections of pictures, texts and pictures with texts by their meaning. Begin with describe_index: it "
-    "says what there is and which fields conditions can use. Then search with words, with a picture, with both "
+    "Search collections of images, texts and images with texts by their meaning. Begin with describe_index: it "
+    "says what there is and which fields conditions can use. Then search with words, with an image, with both "
     '("this, but in red"), or with an item that was found before (like). Every item has an ID, a sequence of codes; '
     "items that share their first codes are alike, and browse_codes shows them."
 )
@@ -85,15 +85,15 @@ class SearchArguments(Arguments):
     image: Annotated[
         str | None,
         Field(
-            max_length=LARGEST_PICTURE * 4 // 3 + 100,
-            description="A picture to search with: the bytes of a PNG, JPEG or WebP file in base64. Neither a path "
+            max_length=LARGEST_IMAGE * 4 // 3 + 100,
+            description="An image to search with: the bytes of a PNG, JPEG or WebP file in base64. Neither a path "
             "nor an address.",
         ),
     ] = None
     like: Annotated[
         str | None,
         Field(
-            description="Id of an item to search with instead of a picture of your own. With text: its picture "
+            description="Id of an item to search with instead of an image of your own. With text: its image "
             "and these words, as in: this, but in red."
         ),
     ] = None
@@ -105,13 +105,13 @@ class SearchArguments(Arguments):
         str | None,
         Field(
             max_length=1_000,
-            description='What to do with text and picture, as a sentence such as "Find the product photo."',
+            description='What to do with text and image, as a sentence such as "Find the product photo."',
         ),
     ] = None
     where: Annotated[str | None, Field(description=f"Only items that satisfy this. {CONDITION}")] = None
     k: Annotated[int, Field(ge=1, le=50, description="How many items, best first.")] = 10
-    pictures: Annotated[
-        int, Field(ge=0, le=PICTURES, description="How many of the best pictures are shown as thumbnails.")
+    images: Annotated[
+        int, Field(ge=0, le=IMAGES, description="How many of the best images are shown as thumbnails.")
     ] = 4
 
     @model_validator(mode="after")
@@ -132,14 +132,14 @@ class CodesArguments(Arguments):
         list[Annotated[int, Field(ge=0)] | None],
         Field(
             max_length=64,
-            description="The codes with which an ID begins; null stands for any. The first is the kind: 0 picture, 1 "
-            "text, 2 picture with text. Empty: all items.",
+            description="The codes with which an ID begins; null stands for any. The first is the kind: 0 image, 1 "
+            "text, 2 image with text. Empty: all items.",
         ),
     ] = []
     limit: Annotated[int, Field(ge=1, le=50, description="How many items are listed.")] = 10
     offset: Annotated[int, Field(ge=0, le=10**9, description="How many items are passed over first.")] = 0
-    pictures: Annotated[
-        int, Field(ge=0, le=PICTURES, description="How many of the items' pictures are shown as thumbnails.")
+    images: Annotated[
+        int, Field(ge=0, le=IMAGES, description="How many of the items' images are shown as thumbnails.")
     ] = 4
 
 
@@ -155,7 +155,7 @@ class ItemOut(BaseModel):
     modality: Annotated[str, Field(description='"image", "text" or "image,text".')]
     text: Annotated[str | None, Field(description="In lists, the beginning of a long text; get_item shows more.")]
     metadata: dict[str, Any]
-    has_picture: bool
+    has_image: bool
     codes: Annotated[list[int], Field(description="The item's ID. Items that share the first codes are alike.")]
 
 
@@ -211,10 +211,10 @@ class DescribeOut(BaseModel):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a tool answers, and the items whose pictures are shown with it."""
+    """What a tool answers, and the items whose images are shown with it."""
 
     out: BaseModel
-    pictures: list[Item] = field(default_factory=list)
+    images: list[Item] = field(default_factory=list)
     size: int = THUMBNAIL
 
 
@@ -224,7 +224,7 @@ class Reply:
 def search(name: str, index: "Index", asked: SearchArguments) -> Reply:
     query = _query(index, asked)
     hits = index.search(query, k=asked.k, where=asked.where)
-    shown = [hit.item for hit in hits if hit.item.image is not None][: asked.pictures]
+    shown = [hit.item for hit in hits if hit.item.image is not None][: asked.images]
     return Reply(SearchOut(index=name, items=len(index), hits=[_hit(hit) for hit in hits]), shown)
 
 
@@ -246,7 +246,7 @@ def browse_codes(name: str, index: "Index", asked: CodesArguments) -> Reply:
         more_children=max(0, len(page.children) - 60),
         items=[_item(one) for one in page.items],
     )
-    return Reply(out, [one.item for one in page.items if one.item.image is not None][: asked.pictures])
+    return Reply(out, [one.item for one in page.items if one.item.image is not None][: asked.images])
 
 
 def describe(name: str, index: "Index") -> IndexOut:
@@ -265,7 +265,7 @@ def describe(name: str, index: "Index") -> IndexOut:
 
 
 def _query(index: "Index", asked: SearchArguments) -> Query:
-    image = None if asked.image is None else _picture(asked.image)
+    image = None if asked.image is None else _image(asked.image)
     if asked.like is None:
         return Query(asked.text, image, asked.instruction, asked.target)
     item = _coded(index, asked.like).item
@@ -274,25 +274,23 @@ def _query(index: "Index", asked: SearchArguments) -> Query:
     return Query(text, item.image, asked.instruction, asked.target)
 
 
-def _picture(encoded: str) -> bytes:
-    """The bytes of a picture in base64, also of a data URL."""
+def _image(encoded: str) -> bytes:
+    """The bytes of an image in base64, also of a data URL."""
     if encoded.startswith("data:"):
         encoded = encoded.partition(",")[2]
     try:
-        picture = base64.b64decode("".join(encoded.split()), validate=True)
+        image = base64.b64decode("".join(encoded.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadImage(
             f"image is not base64 ({error}). Give the bytes of a PNG, JPEG or WebP file in base64; paths and addresses "
             "are not opened."
         ) from error
-    if len(picture) > LARGEST_PICTURE:
-        raise BadImage(
-            f"The picture has {len(picture):,} bytes; at most {LARGEST_PICTURE:,} are read. Make it smaller."
-        )
-    return picture
+    if len(image) > LARGEST_IMAGE:
+        raise BadImage(f"The image has {len(image):,} bytes; at most {LARGEST_IMAGE:,} are read. Make it smaller.")
+    return image
 
 
-def _coded(index: "Index", id: str) -> "Coded":
+def _coded(index: "Index", id: str) -> "CodedItem":
     found = index.get_coded(id)
     if found is None:
         raise GeniusError(f"There is no item {printable(id)[:200]!r} in this index. Use an id that a search has shown.")
@@ -308,14 +306,14 @@ def _check_codes(index: "Index", codes: list[int | None]) -> None:
             raise GeniusError(f"Code {level} is {code}; it must be below {size}, or null for any.")
 
 
-def _item(coded: "Coded", longest: int = TEXT, metadata: int = METADATA) -> ItemOut:
+def _item(coded: "CodedItem", longest: int = TEXT, metadata: int = METADATA) -> ItemOut:
     item = coded.item
     return ItemOut(
         id=item.id,
         modality=item.modality.label,
         text=_shorten(item.text, longest),
         metadata=_some(item.metadata, metadata),
-        has_picture=item.image is not None,
+        has_image=item.image is not None,
         codes=list(coded.codes),
     )
 
@@ -326,7 +324,7 @@ def _hit(hit: "Hit") -> HitOut:
         modality=hit.modality.label,
         text=_shorten(hit.item.text, TEXT),
         metadata=_some(hit.item.metadata, METADATA),
-        has_picture=hit.item.image is not None,
+        has_image=hit.item.image is not None,
         codes=list(hit.codes),
         score=round(hit.score, 4),
     )
@@ -346,20 +344,20 @@ def _some(metadata: dict[str, Any], most: int) -> dict[str, Any]:
     return kept
 
 
-# Pictures for the eyes
+# Images for the eyes
 
 
 def thumbnail(item: Item, size: int) -> bytes | None:
-    """A small JPEG of the item's picture; None if it cannot be read, or is not small enough even so."""
+    """A small JPEG of the item's image; None if it cannot be read, or is not small enough even so."""
     assert item.image is not None
     try:
-        picture = load_image(item.image)
+        image = load_image(item.image)
     except BadImage:
         return None
-    picture.thumbnail((size, size))
+    image.thumbnail((size, size))
     for quality in (80, 40):
         file = io.BytesIO()
-        picture.save(file, "JPEG", quality=quality)
+        image.save(file, "JPEG", quality=quality)
         if file.tell() <= THUMBNAIL_BYTES:
             return file.getvalue()
     return None
@@ -368,15 +366,13 @@ def thumbnail(item: Item, size: int) -> bytes | None:
 def _content(reply: Reply) -> list[types.ContentBlock]:
     """The answer as text, for clients that do not read structured content, and the thumbnails, each after its name."""
     blocks: list[types.ContentBlock] = [types.TextContent(text=reply.out.model_dump_json())]
-    for item in reply.pictures:
-        picture = thumbnail(item, reply.size)
-        if picture is None:
-            blocks.append(
-                types.TextContent(text=f"The picture of {item.id} cannot be shown: its file is not readable.")
-            )
+    for item in reply.images:
+        image = thumbnail(item, reply.size)
+        if image is None:
+            blocks.append(types.TextContent(text=f"The image of {item.id} cannot be shown: its file is not readable."))
             continue
-        blocks.append(types.TextContent(text=f"Picture of {item.id}:"))
-        blocks.append(types.ImageContent(data=base64.b64encode(picture).decode(), mime_type="image/jpeg"))
+        blocks.append(types.TextContent(text=f"Image of {item.id}:"))
+        blocks.append(types.ImageContent(data=base64.b64encode(image).decode(), mime_type="image/jpeg"))
     return blocks
 
 
@@ -395,15 +391,15 @@ class _Tool:
 TOOLS = {
     "search": _Tool(
         "Search",
-        "Find the items of an index that best answer words, a picture, or both. Words are matched by meaning, not by "
-        "letter. The best pictures come as thumbnails.",
+        "Find the items of an index that best answer words, an image, or both. Words are matched by meaning, not by "
+        "letter. The best images come as thumbnails.",
         SearchArguments,
         SearchOut,
         search,
     ),
     "get_item": _Tool(
         "Get item",
-        "One item by its id: its whole text, metadata, codes and picture.",
+        "One item by its id: its whole text, metadata, codes and image.",
         ItemArguments,
         ItemAnswer,
         get_item,
@@ -418,7 +414,7 @@ TOOLS = {
     ),
     "describe_index": _Tool(
         "Describe index",
-        "What can be searched: how many pictures, texts and pairs there are, the metadata fields that conditions can "
+        "What can be searched: how many images, texts and pairs there are, the metadata fields that conditions can "
         "name, and a few examples. Call it first.",
         DescribeArguments,
         DescribeOut,
@@ -575,7 +571,7 @@ class GeniusServer:
             uri_template="genius://{index}/items/{id}",
             name="item",
             title="An item",
-            description="An item as JSON, and its picture, made small. The id is percent-encoded.",
+            description="An item as JSON, and its image, made small. The id is percent-encoded.",
         )
         return types.ListResourceTemplatesResult(resource_templates=[template])
 
@@ -604,10 +600,10 @@ def _resource(uri: str, reply: Reply) -> types.ReadResourceResult:
     contents: list[types.TextResourceContents | types.BlobResourceContents] = [
         types.TextResourceContents(uri=uri, mime_type="application/json", text=reply.out.model_dump_json())
     ]
-    for item in reply.pictures:
-        picture = thumbnail(item, reply.size)
-        if picture is not None:
-            blob = base64.b64encode(picture).decode()
+    for item in reply.images:
+        image = thumbnail(item, reply.size)
+        if image is not None:
+            blob = base64.b64encode(image).decode()
             contents.append(types.BlobResourceContents(uri=uri, mime_type="image/jpeg", blob=blob))
     return types.ReadResourceResult(contents=contents)
 

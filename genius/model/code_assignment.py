@@ -26,7 +26,7 @@ MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign: as integers, t
 FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}  # what lets a compiler use wide registers; infinity is there
 
 
-class FrozenQuantizer:
+class QuantizerRuntime:
     """Gives codes to vectors, on the calling thread alone; many threads may call it at once.
 
     `rows`: as many vectors as are best given codes at once.

@@ -29,7 +29,7 @@ STEPS = 90  # of weights of eight bits, and of bytes to either side of zero: two
 FEW = 4  # queries whose search is begun one after the other: with more, ONNX Runtime's threads have enough to do
 
 
-class Engine:
+class DecoderRuntime:
     """A decoder's weights, copied, and the networks that search with them.
 
     threads: how many cores it may use; as many as torch, if not given.
@@ -307,7 +307,7 @@ class Engine:
 
 @dataclass
 class State:
-    """Where a search by `Engine.open`, `step` and `tail` stands.
+    """Where a search by `DecoderRuntime.open`, `step` and `tail` stands.
 
     prefix: the queries' keys and values, layer by layer, each (N, q, heads, d_kv). Like `seen`, empty where the layers
       have no more to say.

@@ -1,6 +1,6 @@
 """Fusion h(x, y) of an image vector and a text vector into one (Sec. 4.2.1).
 
-Knows vectors only: nothing of pictures, tokens, codes or training. A missing picture or text is a row of zeros, put
+Knows vectors only: nothing of images, tokens, codes or training. A missing image or text is a row of zeros, put
 there by the encoder. Submodule names and layer order are those of the published checkpoints, which therefore load as
 they stand (`Fusion(768, hidden=2560)`).
 """
@@ -63,7 +63,7 @@ class Fusion(nn.Module):
             )
 
 
-class FrozenFusion:
+class FusionRuntime:
     """The same for weights that no longer change, from arrays to arrays; many threads may call it at once.
 
     Where one modality is absent, what it would add is the same for every row, and is computed once: little more than

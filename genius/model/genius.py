@@ -28,10 +28,10 @@ from genius.encoders.base import Encoder, Prepared, Vectors
 from genius.encoders.loading import load_encoder
 from genius.encoders.model_files import HUB_ID
 from genius.errors import BadImage, BadItem, BadModel, GeniusError
-from genius.model.code_assignment import FrozenQuantizer
+from genius.model.code_assignment import QuantizerRuntime
 from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.decoder_runtime import Engine
-from genius.model.fusion import FrozenFusion, Fusion
+from genius.model.decoder_runtime import DecoderRuntime
+from genius.model.fusion import Fusion, FusionRuntime
 from genius.model.quantizer import Quantizer, check_finite
 from genius.runtime.threads import over_blocks
 
@@ -84,9 +84,9 @@ class Genius:
         return self.encoder.dim
 
     @cached_property
-    def engine(self) -> Engine:
+    def engine(self) -> DecoderRuntime:
         """The decoder as a search uses it."""
-        return Engine(self.decoder, int8=self.int8)
+        return DecoderRuntime(self.decoder, int8=self.int8)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class Genius:
 
     def prepare(self, item: Item) -> Prepared:
         """Reads and decodes one item; raises BadItem if that cannot be done. Safe to call from many threads."""
-        item.modality  # noqa: B018 (raises where there is neither text nor picture)
+        item.modality  # noqa: B018 (raises where there is neither text nor image)
         return Prepared(self._pixels(item.id, item.image), clean_text(item.text))
 
     def prepare_query(self, query: Query) -> Prepared:
@@ -125,12 +125,12 @@ class Genius:
     # From vectors to codes
 
     @cached_property
-    def _frozen_fusion(self) -> FrozenFusion:
-        return FrozenFusion(self.fusion)
+    def _frozen_fusion(self) -> FusionRuntime:
+        return FusionRuntime(self.fusion)
 
     @cached_property
-    def _frozen_quantizer(self) -> FrozenQuantizer:
-        return FrozenQuantizer(self.quantizer)
+    def _frozen_quantizer(self) -> QuantizerRuntime:
+        return QuantizerRuntime(self.quantizer)
 
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """(n, d) float32: the fused vectors z, which quantizer and decoder work on."""
@@ -225,7 +225,7 @@ class Genius:
 
         If there is no such folder, `owner/name` is looked for on the Hugging Face hub.
 
-        int8: search with a decoder rounded to eight bits, see `decoder_runtime.Engine`; codes are not touched.
+        int8: search with a decoder rounded to eight bits, see `decoder_runtime.DecoderRuntime`; codes are not touched.
         device: where the encoder runs, as torch names it.
         """
         bundled = BUNDLED / str(name)
@@ -299,7 +299,7 @@ def _stored(value: Tensor, dtype: str) -> Tensor:
 
 
 def _in_threads(prepare: Any, things: Sequence[Any]) -> list[Prepared]:
-    """Decoding releases Python's lock, so pictures are read in parallel."""
+    """Decoding releases Python's lock, so images are read in parallel."""
     if len(things) < 4:
         return [prepare(thing) for thing in things]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -1,6 +1,6 @@
 """A model's networks as ONNX files, for programs that have ONNX Runtime (or another runtime) but not this package.
 
-    encoder_image.onnx   pixels -> image vectors              (of encoders that take pictures)
+    encoder_image.onnx   pixels -> image vectors              (of encoders that take images)
     encoder_text.onnx    token ids -> text vectors            (of encoders that take texts)
     fusion.onnx          image and text vectors -> fused vectors z
     decoder_open.onnx    z -> log-probabilities of the first level, and what the steps need to know of the query
@@ -8,7 +8,7 @@
     onnx.json            what goes in and comes out, and how levels follow each other
 
 All are float32 and standard ONNX (opset 17); batch, beams and tokens are free. Knows networks; does not search, choose
-beams, read pictures or make tokens. The decoder's graphs are those of `decoder_runtime`, with what a caller there works
+beams, read images or make tokens. The decoder's graphs are those of `decoder_runtime`, with what a caller there works
 out by himself (positions, rows of the table, the level's own codes) put into the files.
 """
 
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.model.decoder import Decoder
-from genius.model.decoder_runtime import Engine, array, product
+from genius.model.decoder_runtime import DecoderRuntime, array, product
 from genius.model.fusion import Fusion
 from genius.model.genius import Genius
 from genius.runtime.onnx_graph import Graph, Inputs, Shape
@@ -134,7 +134,7 @@ def decoder_files(decoder: Decoder) -> Files:
     return files | {"decoder_step": graphs.step_file()} if decoder.written > 1 else files
 
 
-class DecoderGraphs(Engine):
+class DecoderGraphs(DecoderRuntime):
     """The engine's networks with nothing left to a caller but queries, codes and beams."""
 
     def opening_file(self) -> bytes:
@@ -232,11 +232,11 @@ def _clip_files(encoder: "ClipEncoder") -> Files:
     framing, model = encoder.framing, cast(Any, encoder.model)
     if framing.shape is None:
         raise GeniusError(
-            "This SigLIP 2 takes pictures of any proportions, and resizes its positions for each one, which an ONNX "
+            "This SigLIP 2 takes images of any proportions, and resizes its positions for each one, which an ONNX "
             "file cannot do. Use one of a fixed size (without `naflex` in its name)."
         )
 
-    def picture(pixels: Tensor) -> Tensor:
+    def image(pixels: Tensor) -> Tensor:
         return _vectors(model.get_image_features(pixel_values=framing.values(pixels).permute(0, 3, 1, 2)))
 
     def text(ids: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ def _clip_files(encoder: "ClipEncoder") -> Files:
     ids = torch.ones(2, encoder.length, dtype=torch.int64, device=encoder.device)
     length = {1: "tokens"} if encoder.pad is None else {}
     return {
-        "encoder_image": traced(Tower(picture), {"pixels": pixels}, "vectors", {"pixels": {0: "n"}}),
+        "encoder_image": traced(Tower(image), {"pixels": pixels}, "vectors", {"pixels": {0: "n"}}),
         "encoder_text": traced(Tower(text), {"ids": ids}, "vectors", {"ids": {0: "n"} | length}),
     }
 

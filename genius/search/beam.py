@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
-from genius.model.decoder_runtime import Engine, State
+from genius.model.decoder_runtime import DecoderRuntime, State
 from genius.search.kernels import begin, filled, grow
 from genius.search.trie import Trie
 
@@ -49,7 +49,7 @@ class Beams:
 
 
 def beam_search(
-    engine: Engine,
+    engine: DecoderRuntime,
     trie: Trie,
     z: ArrayLike,
     width: int | Sequence[int],
@@ -63,7 +63,7 @@ def beam_search(
 
     max_items: a query stops as soon as no more items than this lie under its beams, which may then be short of IDs.
       What is left of that number is filled with the next best nodes of the level, of the best beam's modality: they are
-      scored already. On levels that cost nothing (`Engine.free`) their children are looked at as well.
+      scored already. On levels that cost nothing (`DecoderRuntime.free`) their children are looked at as well.
     modality: (q,) the first code where one is wanted, -1 where not. A wanted code is given, so it costs no
       log-probability, and only its subtree is searched.
     tails: once each beam of a query has only one ID left, the set is fixed. With `tails` the rest of these IDs is
@@ -84,7 +84,7 @@ def beam_search(
     return found
 
 
-def check(engine: Engine, trie: Trie, z: NDArray[np.float32], widths: Ints) -> None:
+def check(engine: DecoderRuntime, trie: Trie, z: NDArray[np.float32], widths: Ints) -> None:
     sizes, dim = engine.config.sizes, engine.config.dim
     if trie.levels != len(sizes):
         raise GeniusError(
@@ -159,7 +159,7 @@ class Search:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DecoderRuntime,
         trie: Trie,
         widths: Ints,
         wanted: Ints,

@@ -11,7 +11,7 @@ from genius.data.items import Item, Modality
 from genius.errors import BadItem
 
 
-class Options(TypedDict, total=False):
+class SearchKeywords(TypedDict, total=False):
     """How to search: see `Index.search`."""
 
     mode: str
@@ -37,7 +37,7 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """The answers to one query, best first. A notebook shows them with their pictures."""
+    """The answers to one query, best first. A notebook shows them with their images."""
 
     def _repr_html_(self) -> str:
         from genius.index.display import hits_html
@@ -55,7 +55,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SearchResult:
     """Hits, and how they were found.
 
     branches: the beams, best first.
@@ -70,7 +70,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Coded:
+class CodedItem:
     """An item and its ID."""
 
     item: Item
@@ -96,7 +96,7 @@ class CodePage:
     total: int
     ids: int
     children: list[CodeChild]
-    items: list[Coded]
+    items: list[CodedItem]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ _NONE = np.zeros(0, np.int64)
 NO_BEAMS = Beams(_NONE, _NONE, np.zeros(0), 0, 0)
 
 
-class Found(NamedTuple):
+class TopK(NamedTuple):
     """The answers to q queries, best first.
 
     rows: (q, k) int64, -1 where there are fewer; scores: (q, k) float32; codes: (q, k, levels) uint16, their IDs.
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     codes: np.ndarray
 
 
-class Way(NamedTuple):
+class SearchTrace(NamedTuple):
     """How one query got to its answers: the trie that was searched, and the beams in it."""
 
     trie: Trie
@@ -56,14 +56,14 @@ class Way(NamedTuple):
         return [Branch(*found) for found in zip(map(tuple, codes), beams.logprob[best].tolist(), items, strict=True)]
 
 
-class Trace(NamedTuple):
+class BatchResult(NamedTuple):
     """What was found, the way to it for each query, and the seconds it took to "generate" and to "rerank"."""
 
-    found: Found
-    ways: list[Way]
+    found: TopK
+    ways: list[SearchTrace]
     seconds: dict[str, float]
 
-    def replace(self, queries: Sequence[int], other: "Trace") -> None:
+    def replace(self, queries: Sequence[int], other: "BatchResult") -> None:
         """Take over how another search has answered these queries."""
         for answers, others in zip(self.found, other.found, strict=True):
             answers[queries] = others
@@ -79,10 +79,10 @@ class Part(NamedTuple):
     trie: Trie
 
 
-class Growing:
+class AppendBuffer:
     """Rows of an array with room for more behind them. Rows that are there do not change, so views of them may be kept.
 
-    >>> rows = Growing.of_size(2, 3, np.dtype(np.float16))
+    >>> rows = AppendBuffer.of_size(2, 3, np.dtype(np.float16))
     >>> rows.put(np.zeros((5, 3)), behind=2).first(7).shape
     (7, 3)
     """
@@ -92,19 +92,19 @@ class Growing:
         self._used = len(array) if used is None else used
 
     @classmethod
-    def of_size(cls, n: int, width: int, dtype: np.dtype) -> "Growing":
+    def of_size(cls, n: int, width: int, dtype: np.dtype) -> "AppendBuffer":
         """n rows to be filled; the room behind them takes no memory until it is used."""
         return cls(np.empty((n + n // 4 + SPARE, width), dtype), n)
 
     def first(self, n: int) -> np.ndarray:
         return self._array[:n]
 
-    def put(self, rows: np.ndarray, behind: int) -> "Growing":
+    def put(self, rows: np.ndarray, behind: int) -> "AppendBuffer":
         """With these rows behind the first so many: in the room that is left, or in a copy with more of it."""
         end = behind + len(rows)
         grown = self
         if behind != self._used or end > len(self._array):
-            grown = Growing.of_size(end, self._array.shape[1], self._array.dtype)
+            grown = AppendBuffer.of_size(end, self._array.shape[1], self._array.dtype)
             grown._array[:behind] = self._array[:behind]
         grown._array[behind:end] = rows
         grown._used = end
@@ -130,11 +130,11 @@ class Searcher:
     their codes.
     """
 
-    def __init__(self, model: Genius, codes: np.ndarray, embeddings: np.ndarray | Growing | None = None) -> None:
+    def __init__(self, model: Genius, codes: np.ndarray, embeddings: np.ndarray | AppendBuffer | None = None) -> None:
         if isinstance(embeddings, np.ndarray):
             if len(embeddings) != len(codes):
                 raise GeniusError(f"{len(codes)} IDs and {len(embeddings)} embeddings do not belong together.")
-            embeddings = Growing(embeddings)
+            embeddings = AppendBuffer(embeddings)
         self.model = model
         self.trie = Trie(codes)
         self.rows = len(codes)  # that there ever were
@@ -162,7 +162,7 @@ class Searcher:
         """Without the items that have these numbers; their embeddings stay in memory."""
         return self._with(self.trie.remove(rows), self._embeddings, self.rows)
 
-    def _with(self, trie: Trie, embeddings: Growing | None, rows: int) -> "Searcher":
+    def _with(self, trie: Trie, embeddings: AppendBuffer | None, rows: int) -> "Searcher":
         other = Searcher.__new__(Searcher)
         other.model, other.trie, other.rows, other._embeddings = self.model, trie, rows, embeddings
         if "_code_vectors" in vars(self):
@@ -175,7 +175,7 @@ class Searcher:
         keep[rows] = True
         return Part(self.trie.restrict(keep))
 
-    def search(self, *vectors: Any, **how: Any) -> Found:
+    def search(self, *vectors: Any, **how: Any) -> TopK:
         """As `trace`, without the way to it."""
         return self.trace(*vectors, **how).found
 
@@ -190,7 +190,7 @@ class Searcher:
         budget: int = 1000,
         among: Part | None = None,
         blend: float = 0.0,
-    ) -> Trace:
+    ) -> BatchResult:
         """The k best rows for each query, whatever the other queries are, and how they were found.
 
         fused, embedding: (q, dim), the queries as `Genius.fuse` and `Vectors.embedding` give them.
@@ -234,7 +234,7 @@ class Searcher:
             rows[query, : len(at)], scores[query, : len(at)] = trie.order[at], score
             codes[query, : len(at)] = trie.ids(at)
         seconds = {"generate": generated - begun, "rerank": time.perf_counter() - generated}
-        return Trace(Found(rows, scores, codes), [Way(trie, found) for found in beams], seconds)
+        return BatchResult(TopK(rows, scores, codes), [SearchTrace(trie, found) for found in beams], seconds)
 
     # What is under the beams of one query: positions in the trie, best first, and their scores
 

@@ -17,12 +17,12 @@ from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
 from genius.index.index import Index
 from genius.model.genius import Genius
-from genius.search.results import Answer
+from genius.search.results import SearchResult
 from genius.serve.handover import hand_over, log_unforeseen
 from genius.serve.limits import Busy, TooLate
 from genius.serve.settings import Settings
 
-PICTURES = 2  # decoded at the same time
+IMAGES = 2  # decoded at the same time
 RETRIES = 3  # when another model takes over while queries are being answered
 _STOPPED = "The service was stopped before the query could be answered. Ask again when it is back."
 
@@ -41,7 +41,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Reply(Answer):
+class Reply(SearchResult):
     """An answer, and how it came about.
 
     seconds: of this query, "queue", "prepare" and "total"; of the whole batch, "encode", "generate", "rerank", "read".
@@ -82,7 +82,7 @@ class _Batch:
     begun: float
     encoding: float
 
-    def reply(self, one: _Asked, answer: Answer, version: int, items: int) -> Reply:
+    def reply(self, one: _Asked, answer: SearchResult, version: int, items: int) -> Reply:
         seconds = {
             "queue": self.begun - one.queued,
             "prepare": one.preparing,
@@ -102,8 +102,8 @@ class Batcher:
     def __init__(self, index: Index, settings: Settings, seen: Callable[[list[Reply]], None] = lambda _: None) -> None:
         self._index, self._settings, self._seen = index, settings, seen
         self._queue: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
-        self._pictures = ThreadPoolExecutor(PICTURES, thread_name_prefix="picture")
-        self._preparing = 0  # queries whose pictures are being decoded, or wait for that
+        self._images = ThreadPoolExecutor(IMAGES, thread_name_prefix="image")
+        self._preparing = 0  # queries whose images are being decoded, or wait for that
         self._open = 0  # queries that are not answered yet
         self._closed = self._given_up = False
         self._items = (-1, 0)  # how many there are, by version
@@ -120,7 +120,7 @@ class Batcher:
             await asyncio.sleep(0.01)
         self._given_up = True
         self._queue.put(None)
-        self._pictures.shutdown(wait=False, cancel_futures=True)
+        self._images.shutdown(wait=False, cancel_futures=True)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, max(1.0, end - time.monotonic()))
 
@@ -132,7 +132,7 @@ class Batcher:
     # In the event loop
 
     async def ask(self, query: Query, how: How) -> Reply:
-        """Raises BadItem for a bad picture, GeniusError for a bad filter, Busy, TooLate."""
+        """Raises BadItem for a bad image, GeniusError for a bad filter, Busy, TooLate."""
         self._admit(1)
         return await self._answered(query, how)
 
@@ -170,7 +170,7 @@ class Batcher:
     async def _prepare(self, asked: _Asked, loop: asyncio.AbstractEventLoop) -> None:
         self._preparing += 1
         try:
-            await loop.run_in_executor(self._pictures, lambda: asked.prepare(self._index.model))
+            await loop.run_in_executor(self._images, lambda: asked.prepare(self._index.model))
         except (asyncio.CancelledError, RuntimeError):  # so says a pool that was shut down
             if not self._given_up:
                 raise

@@ -171,7 +171,7 @@ def plain_fields(
 ) -> dict[str, Any]:
     """Fields by name; empty ones count as absent, and everything but files is text.
 
-    files: those that are pictures; lists: those that may come again; values: those whose text stands for a number or
+    files: those that are images; lists: those that may come again; values: those whose text stands for a number or
     for true or false (what does not is left as it is, to be refused); json: those that hold JSON.
     """
     found: dict[str, Any] = {}
@@ -200,5 +200,5 @@ def _value(text: str) -> Any:
 
 
 def is_text(part: Part) -> bool:
-    """Whether a file is a text rather than a picture."""
+    """Whether a file is a text rather than an image."""
     return part.type == "text/plain" or PurePosixPath(part.filename or "").suffix.lower() == ".txt"

@@ -14,14 +14,14 @@ from genius.serve.settings import Settings
 REF = "#/components/schemas/{model}"
 BODIES = (Search, SearchBatch, Put, NewItem, Bulk)
 TAGS = [
-    {"name": "search", "description": "Find items with words, pictures, or both."},
+    {"name": "search", "description": "Find items with words, images, or both."},
     {"name": "items", "description": "Read, add, replace and delete items."},
     {"name": "codes", "description": "The tree of IDs: what has which codes."},
     {"name": "jobs", "description": "Additions of many items, in the background."},
     {"name": "service", "description": "What is served, and how it is doing."},
 ]
 ABOUT = (
-    "Search for pictures, texts and pairs by generating the ID of the answer. Every error is "
+    "Search for images, texts and pairs by generating the ID of the answer. Every error is "
     '`{"error": {"code", "message", "field"}}`. Where several indexes are served, `?index=NAME` says which is meant.'
 )
 
@@ -32,7 +32,7 @@ def body_of(
     files: Collection[str] = (),
     form: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The body of an operation: JSON, or a form with the same fields. files: which are pictures; form: other fields."""
+    """The body of an operation: JSON, or a form with the same fields. files: which are images; form: other fields."""
     schema = model.model_json_schema(ref_template=REF)
     fields = form or {name: _in_form(name, value, files) for name, value in schema["properties"].items()}
     described = {"type": "object", "properties": dict(fields), "additionalProperties": False}
@@ -44,9 +44,9 @@ def body_of(
 
 
 def _in_form(name: str, schema: dict[str, Any], files: Collection[str]) -> dict[str, Any]:
-    """A field as a form has it: nothing is null there, a picture is a file, and an object is JSON in a text."""
+    """A field as a form has it: nothing is null there, an image is a file, and an object is JSON in a text."""
     if name in files:
-        return {"type": "string", "format": "binary", "description": "A picture file."}
+        return {"type": "string", "format": "binary", "description": "An image file."}
     kept = {key: value for key, value in schema.items() if key not in ("anyOf", "default", "examples")}
     for choice in schema.get("anyOf", ()):
         if choice.get("type") != "null":

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEUlEQVR42mP8z4AdMDEMKQkAzUEBD7t4NqoAAAAASUVORK5CYII="
+IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEUlEQVR42mP8z4AdMDEMKQkAzUEBD7t4NqoAAAAASUVORK5CYII="
 """A small red square."""
 
 SEARCHES: dict[str, Any] = {
     "words": {"summary": "Words", "value": {"text": "a sleepy animal", "k": 5}},
-    "picture": {"summary": "A picture", "value": {"image": PICTURE, "target": "image"}},
+    "image": {"summary": "An image", "value": {"image": IMAGE, "target": "image"}},
     "both": {
-        "summary": "A picture and words",
-        "value": {"image": PICTURE, "text": "the same in blue", "instruction": "Find the product photo."},
+        "summary": "An image and words",
+        "value": {"image": IMAGE, "text": "the same in blue", "instruction": "Find the product photo."},
     },
     "narrow": {
         "summary": "Among some items, and how they were found",
@@ -30,7 +30,7 @@ SEARCH_ANSWER: dict[str, Any] = {
                 "codes": [2, 17, 203],
                 "text": "How to groom a cat",
                 "metadata": {"lang": "en"},
-                "picture": "/v1/pictures/cats%2Fgrooming?index=photos",
+                "image_url": "/v1/images/cats%2Fgrooming?index=photos",
             }
         ],
         "seconds": {
@@ -54,21 +54,21 @@ ITEM_ANSWER: dict[str, Any] = {
         "text": "How to groom a cat",
         "metadata": {"lang": "en"},
         "codes": [2, 17, 203],
-        "picture": "/v1/pictures/cats%2Fgrooming?index=photos",
+        "image_url": "/v1/images/cats%2Fgrooming?index=photos",
     }
 }
 PUTS: dict[str, Any] = {
     "text": {"summary": "A text", "value": {"text": "How to groom a cat", "metadata": {"lang": "en", "year": 2024}}},
-    "picture": {"summary": "A picture", "value": {"image": PICTURE}},
-    "pair": {"summary": "A picture with its text", "value": {"image": PICTURE, "text": "A red square"}},
+    "image": {"summary": "An image", "value": {"image": IMAGE}},
+    "pair": {"summary": "An image with its text", "value": {"image": IMAGE, "text": "A red square"}},
 }
 BULKS: dict[str, Any] = {
     "two": {
-        "summary": "A text and a picture",
+        "summary": "A text and an image",
         "value": {
             "items": [
                 {"id": "cats/grooming", "text": "How to groom a cat", "metadata": {"lang": "en"}},
-                {"id": "square.png", "image": PICTURE},
+                {"id": "square.png", "image": IMAGE},
             ]
         },
     }

@@ -1,7 +1,7 @@
-"""Pictures in the service: looked at before they are decoded, and shown as small copies made anew from the pixels.
+"""Images in the service: looked at before they are decoded, and shown as small copies made anew from the pixels.
 
 What a client sends is bytes and nothing else. What is shown is never a stored file as it is: a file can be more than a
-picture. Knows nothing of HTTP but the sentences for clients.
+image. Knows nothing of HTTP but the sentences for clients.
 """
 
 import hashlib
@@ -20,27 +20,27 @@ from genius.serve.problems import Problem
 
 TYPE = "image/webp"
 QUALITY = 82
-CACHE = 64_000_000  # bytes of small pictures that are kept
-LARGEST = 200_000_000  # bytes of a picture file that is read
-READS = 20_000  # pieces that a picture may consist of
+CACHE = 64_000_000  # bytes of small images that are kept
+LARGEST = 200_000_000  # bytes of an image file that is read
+READS = 20_000  # pieces that an image may consist of
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 """What clients may send, by PIL's names: less than an operator may index, for parsers open to all should be few."""
 _NAMES = "PNG, JPEG, WebP, GIF, BMP or AVIF"
 _PNG = b"\x89PNG\r\n\x1a\n"
-_GONE = "The picture of this item is gone or cannot be read any more. Its file may have been moved."
+_GONE = "The image of this item is gone or cannot be read any more. Its file may have been moved."
 
 
-def check_picture(data: bytes, max_pixels: int) -> None:
-    """Refuses what is no picture, and what would take too long or too much memory, before anything is decoded."""
+def check_image(data: bytes, max_pixels: int) -> None:
+    """Refuses what is no image, and what would take too long or too much memory, before anything is decoded."""
     if not data:
-        raise Problem(422, "`image` is empty. Send the bytes of a picture file.", "image")
+        raise Problem(422, "`image` is empty. Send the bytes of an image file.", "image")
     try:
         with Image.open(_Impatient(data), formats=FORMATS) as image:
             width, height = image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         width = height = max_pixels + 1
     except Exception as error:  # parsers raise many kinds: struct.error, SyntaxError, OverflowError ...
-        raise Problem(422, f"`image` is not a picture that can be read. Send {_NAMES}.", "image") from error
+        raise Problem(422, f"`image` is not an image that can be read. Send {_NAMES}.", "image") from error
     if width * height > max_pixels:
         limit = f"{max_pixels / 1_000_000:,.3g} megapixels"
         raise Problem(422, f"`image` has too many pixels: at most {limit} are allowed. Make it smaller.", "image")
@@ -70,8 +70,8 @@ def _many_chunks(png: bytes) -> bool:
     return True
 
 
-def picture_bytes(item: Item, field: str) -> bytes:
-    """The picture file of a stored item, which may lie where the operator's path says. field: that named the item."""
+def image_bytes(item: Item, field: str) -> bytes:
+    """The image file of a stored item, which may lie where the operator's path says. field: that named the item."""
     if isinstance(item.image, bytes):
         return item.image
     assert isinstance(item.image, str | os.PathLike)
@@ -85,7 +85,7 @@ def picture_bytes(item: Item, field: str) -> bytes:
 
 
 def fingerprint(item: Item, size: int) -> str:
-    """Names a small picture: it changes when the picture does. Files are not read for it."""
+    """Names a small image: it changes when the image does. Files are not read for it."""
     digest = hashlib.blake2b(f"{TYPE} {QUALITY} {size} ".encode(), digest_size=16)
     if isinstance(item.image, bytes):
         digest.update(item.image)
@@ -100,7 +100,7 @@ def fingerprint(item: Item, size: int) -> str:
 
 
 class Thumbnails:
-    """Small pictures, the ones last used kept in memory. May be used from many threads."""
+    """Small images, the ones last used kept in memory. May be used from many threads."""
 
     def __init__(self, room: int = CACHE) -> None:
         self._room, self._used = room, 0
@@ -119,7 +119,7 @@ class Thumbnails:
             return self._kept.get(tag)
 
     def make(self, tag: str, item: Item, size: int) -> bytes:
-        """The picture of an item, its longer side at most `size`; larger than it is, it does not become."""
+        """The image of an item, its longer side at most `size`; larger than it is, it does not become."""
         again = self.get(tag)  # another request may have made it while this one waited
         if again is not None:
             return again
@@ -134,11 +134,11 @@ class Thumbnails:
         self._keep(tag, out.getvalue())
         return out.getvalue()
 
-    def _keep(self, tag: str, picture: bytes) -> None:
+    def _keep(self, tag: str, image: bytes) -> None:
         with self._lock:
-            if tag in self._kept or len(picture) > self._room:
+            if tag in self._kept or len(image) > self._room:
                 return
-            self._kept[tag] = picture
-            self._used += len(picture)
+            self._kept[tag] = image
+            self._used += len(image)
             while self._used > self._room:
                 self._used -= len(self._kept.popitem(last=False)[1])

@@ -80,7 +80,7 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _picture(value: Any) -> Any:
+def _image(value: Any) -> Any:
     """Bytes from Base64. Bytes, which came as a file, stay as they are."""
     if not isinstance(value, str):
         return value
@@ -89,7 +89,7 @@ def _picture(value: Any) -> Any:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise wrong("is not Base64. Send the bytes of a picture file in Base64, or use multipart/form-data.") from error
+        raise wrong("is not Base64. Send the bytes of an image file in Base64, or use multipart/form-data.") from error
 
 
 def _metadata(value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
@@ -114,10 +114,10 @@ Id = Annotated[str, AtMost("max_id")]
 NewId = Annotated[str, AtMost("max_id"), AfterValidator(_item_id)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
 Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]
-Picture = Annotated[
+Image = Annotated[
     bytes,
-    BeforeValidator(_picture),
-    WithJsonSchema({"type": "string", "contentEncoding": "base64", "description": "A picture file in Base64."}),
+    BeforeValidator(_image),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64", "description": "An image file in Base64."}),
 ]
 Kind = Literal["image", "text", "image,text"]
 Mode = Literal["fast", "rerank", "generate"]
@@ -130,14 +130,14 @@ class Body(BaseModel):
 
 
 class Search(Body):
-    """A question: words, a picture, both, or an item to start from; and how to search."""
+    """A question: words, an image, both, or an item to start from; and how to search."""
 
     text: Text | None = Field(None, description="Words to search with.", examples=["a sleepy animal"])
-    image: Picture | None = Field(None, description="A picture to search with, alone or with words.")
+    image: Image | None = Field(None, description="An image to search with, alone or with words.")
     like: Id | None = Field(
         None,
-        description="The id of an item to search with: its picture and its text. With `text`, its picture and these "
-        "words (`this, but in red`); if it has no picture, its text and these words.",
+        description="The id of an item to search with: its image and its text. With `text`, its image and these "
+        "words (`this, but in red`); if it has no image, its text and these words.",
     )
     instruction: Text | None = Field(
         None,
@@ -174,10 +174,10 @@ class SearchBatch(Body):
 
 
 class Put(Body):
-    """What an item holds: words, a picture, or both; and whatever is to come back with a hit."""
+    """What an item holds: words, an image, or both; and whatever is to come back with a hit."""
 
     text: Text | None = Field(None, examples=["How to groom a cat"])
-    image: Picture | None = None
+    image: Image | None = None
     metadata: Metadata = Field(
         default_factory=dict,
         description="JSON values by name. Text, numbers and booleans can be used in conditions.",
@@ -225,7 +225,7 @@ class ItemAnswer(BaseModel):
     text: str | None
     metadata: dict[str, Any]
     codes: list[int] = Field(description="Its ID, level by level. The first one is its kind.")
-    picture: str | None = Field(description="Where a small copy of its picture is; null if it has none.")
+    image_url: str | None = Field(description="Where a small copy of its image is; null if it has none.")
 
 
 class HitAnswer(ItemAnswer):
@@ -317,7 +317,7 @@ class ExampleAnswer(BaseModel):
     modality: Kind
     text: str | None
     metadata: dict[str, Any]
-    picture: str | None
+    image_url: str | None
 
 
 class CodeChildAnswer(BaseModel):

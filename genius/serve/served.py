@@ -45,12 +45,12 @@ class Served:
     def _warm_up(self) -> None:
         """All that is loaded or compiled when it is first needed."""
         _ = self.index.searcher
-        text, picture = Query(text="warm up"), Query(image=Image.new("RGB", (64, 64)))
+        text, image = Query(text="warm up"), Query(image=Image.new("RGB", (64, 64)))
         try:
             for mode in MODES:
                 self.index.search(text, mode=mode)
             self.index.search([text] * self.settings.max_batch)
-            self.index.search(picture)
+            self.index.search(image)
         except BadIndex:
             raise
         except GeniusError:
@@ -69,7 +69,7 @@ class Served:
     # Queries
 
     async def search(self, query: Query, how: How) -> Reply:
-        """Raises BadItem for a bad picture, GeniusError for a bad filter, Busy, TooLate. Cancelled: not computed."""
+        """Raises BadItem for a bad image, GeniusError for a bad filter, Busy, TooLate. Cancelled: not computed."""
         self._check_ready()
         return await self._batcher.ask(query, how)
 

@@ -44,7 +44,7 @@ class Settings:
     max_waiting: int = 256  # queries in the queue
     deadline: float = 10.0  # a query that has waited longer is refused
     max_jobs: int = 8  # bulk additions that wait
-    max_waiting_bytes: int = 400_000_000  # of pictures and texts that wait to be written
+    max_waiting_bytes: int = 400_000_000  # of images and texts that wait to be written
     refresh: float = 2.0  # how often new versions of an index are looked for
 
     header_seconds: float = 10.0

@@ -228,7 +228,7 @@ class Writer:
         self._learn(len(chunk.items), time.monotonic() - begun)
 
     def _learn(self, items: int, seconds: float) -> None:
-        """How many items can be written in good time: pictures take longer than texts."""
+        """How many items can be written in good time: images take longer than texts."""
         if seconds > PATIENCE:
             self._chunk = max(1, int(items * PATIENCE / seconds))
         elif items == self._chunk and seconds < PATIENCE / 2:

@@ -1,6 +1,6 @@
 """Stage 1, Sec. 4.1, for a CLIP or SigLIP: the whole network, low-rank pairs beside its attention, or linear maps.
 
-Knows how such a network is tuned by contrast (Eq. 2) and what of it is trained. How pictures and texts become its
+Knows how such a network is tuned by contrast (Eq. 2) and what of it is trained. How images and texts become its
 inputs belongs to the encoder; where vectors are kept, to the cache.
 """
 
@@ -39,7 +39,7 @@ UNUSED = ("logit_scale", "logit_bias")
 PROJECTIONS = {"image": "visual_projection", "text": "text_projection"}
 VALIDATION_QUERIES = 100  # of each task: every validation encodes their candidates anew
 VALIDATION_POOL = 1000
-VALIDATION_BLOCK = 256  # pictures held at once
+VALIDATION_BLOCK = 256  # images held at once
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -66,7 +66,7 @@ def train_clip(
         as_saved(encoder.model)
         maps = {kind: heads.maps[kind].detach().numpy() for kind in PROJECTIONS}
         texts = mapped_rows(encoder, "texts", data.texts.names, frozen.texts, maps["text"], cache, console)
-        images = mapped_rows(encoder, "pictures", data.images.names, frozen.images, maps["image"], cache, console)
+        images = mapped_rows(encoder, "images", data.images.names, frozen.images, maps["image"], cache, console)
         return encoder, FrozenVectors(texts, images)
     if config.tune != "none":
         with times("encoder"), ClipStage(encoder, data, config, seed, threads) as stage:
@@ -174,7 +174,7 @@ class Tuned(nn.Module):
 
 
 class ClipStage(Stage):
-    """Trains the whole network or its low-rank pairs. As a context, it stops reading pictures at the end."""
+    """Trains the whole network or its low-rank pairs. As a context, it stops reading images at the end."""
 
     name = "encoder"
 
@@ -230,7 +230,7 @@ class ClipStage(Stage):
         return contrastive_loss(queries, targets, self.config.temperature, masked), {}
 
     def _batch(self, step: int) -> "_Batch":
-        """The pairs of a step, whose pictures are being read from now on."""
+        """The pairs of a step, whose images are being read from now on."""
         rng = np.random.default_rng([self.seed, *b"pairs", step])
         queries, targets = self.pairs.draw(rng, self.config.batch)
         train = self.data.train
@@ -248,8 +248,8 @@ class ClipStage(Stage):
         if len(batch.texts):
             words = self.encoder.text_vectors([self.data.texts.names[number] for number in batch.texts])
             total = _added(total, words, batch.text_at)
-        if batch.pictures:
-            looks = self.encoder.image_vectors([picture.result() for picture in batch.pictures])
+        if batch.images:
+            looks = self.encoder.image_vectors([image.result() for image in batch.images])
             total = _added(total, looks, batch.image_at)
         return F.normalize(total, dim=1)
 
@@ -260,7 +260,7 @@ class ClipStage(Stage):
         return recall(self.val, queries, normalised(texts[self.val.text] + images[self.val.image]))
 
     def _val_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors of the validation's texts and pictures by number; the last row of each, that of -1, is zero."""
+        """Vectors of the validation's texts and images by number; the last row of each, that of -1, is zero."""
         texts = np.zeros((len(self.val_texts.names) + 1, self.encoder.dim), dtype=np.float32)
         images = np.zeros((len(self.val_images.names) + 1, self.encoder.dim), dtype=np.float32)
         texts[:-1] = self.encoder.encode([Prepared(None, text) for text in self.val_texts.names]).text
@@ -280,9 +280,9 @@ class ClipStage(Stage):
 
 
 class _Batch:
-    """The unique texts and pictures of some queries and then their targets, and where each of them goes.
+    """The unique texts and images of some queries and then their targets, and where each of them goes.
 
-    texts: numbers. pictures: on their way from the disk. text_at, image_at: (2 x pairs,) positions in these, -1 for
+    texts: numbers. images: on their way from the disk. text_at, image_at: (2 x pairs,) positions in these, -1 for
     none. masked: (pairs, pairs), see `Pairs.false_negatives`.
     """
 
@@ -292,7 +292,7 @@ class _Batch:
         self.masked = masked
         self.texts, self.text_at = _unique(text)
         images, self.image_at = _unique(image)
-        self.pictures = [read(int(number)) for number in images]
+        self.images = [read(int(number)) for number in images]
 
 
 def _added(total: Tensor, vectors: Tensor, at: np.ndarray) -> Tensor:
@@ -312,7 +312,7 @@ def _unique(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class HeadsStage(Stage):
-    """A square linear map for pictures and one for texts, both starting as the identity, on vectors that are ready."""
+    """A square linear map for images and one for texts, both starting as the identity, on vectors that are ready."""
 
     name = "encoder"
 

@@ -51,7 +51,7 @@ class EncoderStageConfig:
     average: float = 0.995  # decay of the moving average of the weights; 0 keeps the last weights
     balance: float = 0.5  # a task of n queries is drawn in proportion to n ** balance
     mix: int = 6  # tasks that a batch is drawn from; fewer make its candidates harder to tell apart
-    views: int = 1  # of each training picture: the whole, and crops of it
+    views: int = 1  # of each training image: the whole, and crops of it
     validate_every: int = 250
 
 

@@ -1,4 +1,4 @@
-"""The log of a training run as a picture: losses and validation recall of every stage."""
+"""The log of a training run as an image: losses and validation recall of every stage."""
 
 from pathlib import Path
 

@@ -68,7 +68,7 @@ def _pool(task: TaskData) -> np.ndarray:
 
 
 def renumber(split: SplitData, kind: str, old: Vocabulary, new: Vocabulary) -> None:
-    """Gives the strings or pictures that a split uses their numbers in another vocabulary."""
+    """Gives the strings or images that a split uses their numbers in another vocabulary."""
     parts: list[SplitData | TaskData] = [split, *split.tasks]
     used = np.unique(np.concatenate([getattr(part, kind) for part in parts]))
     table = np.full(len(old.names) + 1, -1)  # its last entry is that of -1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from genius.data.splits import SplitData
 from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.decoder_runtime import Engine
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.search.beam import beam_search
 from genius.search.trie import Trie
 from genius.train.batches import Pairs
@@ -74,7 +74,7 @@ class DecoderStage(Stage):
             self.groups.append({"params": [self.decoder.skip], "lr": config.rate, "weight_decay": 0.0})
 
     def _fuse(self, text: np.ndarray, image: np.ndarray) -> Tensor:
-        """z of texts with pictures, (n, d). Made anew for every batch: millions of them would not fit into memory."""
+        """z of texts with images, (n, d). Made anew for every batch: millions of them would not fit into memory."""
         return fuse_rows(self.quantized.fusion, self.quantized.vectors, text, image)
 
     def _codes(self, split: SplitData, rows: np.ndarray) -> Tensor:
@@ -100,7 +100,7 @@ class DecoderStage(Stage):
 
     def validate(self) -> dict[str, float]:
         """Recall@5 of `generate` in each task's own pool (any hit, %), on some of its queries."""
-        figures, engine = {}, Engine(self.decoder)
+        figures, engine = {}, DecoderRuntime(self.decoder)
         for task, z in zip(self.data.val.tasks, self.val_queries, strict=True):
             assert task.pool is not None
             trie = Trie(self.val_codes[task.pool].numpy())

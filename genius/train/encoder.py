@@ -69,7 +69,7 @@ class EncoderStage(Stage):
         return F.normalize(total, dim=1)
 
     def _features(self, image: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
-        """Features of pictures, each in one of its views at random."""
+        """Features of images, each in one of its views at random."""
         view = rng.integers(len(self.views), size=len(image))
         out = []
         for name in ("map", "pooled", "logits"):
@@ -98,7 +98,7 @@ def text_vectors(heads: Heads, states: TokenStates, numbers: np.ndarray) -> np.n
 
 @torch.inference_mode()
 def image_vectors(heads: Heads, features: ImageFeatures, numbers: np.ndarray) -> np.ndarray:
-    """(pictures + 1, d): the vectors of the pictures with these numbers in their rows; the last row is zero."""
+    """(images + 1, d): the vectors of the images with these numbers in their rows; the last row is zero."""
     out = np.zeros((len(features.pooled) + 1, heads.config.dim), dtype=np.float32)
     for rows in np.array_split(numbers, len(numbers) // 512 + 1):
         parts = (features.map[rows], features.pooled[rows], features.logits[rows])
@@ -109,7 +109,7 @@ def image_vectors(heads: Heads, features: ImageFeatures, numbers: np.ndarray) ->
 def val_vectors(
     heads: Heads, split: SplitData, states: TokenStates, features: ImageFeatures
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors of every text and picture that a split uses."""
+    """Vectors of every text and image that a split uses."""
     texts = np.unique(np.concatenate([split.text, *(t.text for t in split.tasks)]))
     images = np.unique(np.concatenate([split.image, *(t.image for t in split.tasks)]))
     return text_vectors(heads, states, texts[texts >= 0]), image_vectors(heads, features, images[images >= 0])

@@ -28,7 +28,7 @@ from genius.train.loop import progress_bar, write_atomically
 
 IMAGE_BLOCK = 256
 TEXT_BLOCK = 2048
-CROP_AREA = (0.5, 0.95)  # share of the picture that a cropped view keeps
+CROP_AREA = (0.5, 0.95)  # share of the image that a cropped view keeps
 
 
 class _Cache:
@@ -83,10 +83,10 @@ def _blocks(first: int, rows: int, size: int) -> list[range]:
 
 
 class ImageFeatures:
-    """Features of one view of n pictures: map (n, 352, 49), pooled (n, 1280), logits (n, 1000), float16 on disk."""
+    """Features of one view of n images: map (n, 352, 49), pooled (n, 1280), logits (n, 1000), float16 on disk."""
 
     def __init__(self, names: Sequence[str], cache: Path, view: int, threads: int, console: Console) -> None:
-        """View 0 is the whole picture; each further view is a crop of its own, mirrored every other time."""
+        """View 0 is the whole image; each further view is a crop of its own, mirrored every other time."""
         n = len(names)
         shapes = {
             "map": (n, efficientnet.CHANNELS, efficientnet.GRID),
@@ -102,7 +102,7 @@ class ImageFeatures:
             if store.done < len(blocks):
                 backbone = EfficientNetLite2(threads)
                 with progress_bar(console) as progress, ThreadPoolExecutor(threads) as pool:
-                    bar = progress.add_task(f"pictures, view {view}", total=n, note="")
+                    bar = progress.add_task(f"images, view {view}", total=n, note="")
                     for number, (block, pixels) in enumerate(_ahead(pool, load, blocks[store.done :]), store.done):
                         values = backbone.features(np.stack(pixels))
                         for array, value in zip(store.arrays.values(), values, strict=True):
@@ -171,7 +171,7 @@ def encoder_digest(encoder: Encoder) -> str:
 
 
 def image_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int, console: Console) -> np.ndarray:
-    """(pictures + 1, d) float16 on disk: the vectors of pictures; the last row, that of -1, is zero."""
+    """(images + 1, d) float16 on disk: the vectors of images; the last row, that of -1, is zero."""
 
     def load(row: int) -> Prepared:
         return Prepared(encoder.pixels(load_image(names[row])), "")
@@ -179,7 +179,7 @@ def image_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int
     def blocks(pool: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
         return (encoder.encode(prepared).image for _, prepared in _ahead(pool, load, left))
 
-    return _rows(encoder, "pictures", names, blocks, IMAGE_BLOCK, cache, threads, console)
+    return _rows(encoder, "images", names, blocks, IMAGE_BLOCK, cache, threads, console)
 
 
 def text_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int, console: Console) -> np.ndarray:

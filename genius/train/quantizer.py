@@ -22,7 +22,7 @@ FUSE_BLOCK = 2048
 
 @dataclass
 class FrozenVectors:
-    """Stage-1 vectors by number: texts (texts + 1, d), images (pictures + 1, d); the last row, that of -1, is zero.
+    """Stage-1 vectors by number: texts (texts + 1, d), images (images + 1, d); the last row, that of -1, is zero.
 
     Both may be mapped files of any size: only the rows that are asked for are read.
     """
@@ -113,7 +113,7 @@ class QuantizerStage(Stage):
 
 @torch.no_grad()
 def fuse_rows(fusion: Fusion, vectors: FrozenVectors, text: np.ndarray, image: np.ndarray) -> Tensor:
-    """z of texts with pictures, given by number, (n, d). The wide layers of a fusion see few rows at a time."""
+    """z of texts with images, given by number, (n, d). The wide layers of a fusion see few rows at a time."""
     fused = torch.empty(len(text), fusion.dim)
     for start in range(0, len(text), FUSE_BLOCK):
         block = slice(start, start + FUSE_BLOCK)

@@ -49,7 +49,7 @@ def train(
     data = TrainingData([Path(root).resolve() for root in roots], config.seed, config.derived_prompts)
     console.print(
         f"{len(data.train.tasks)} tasks, {sum(map(len, data.train.tasks)):,} training queries, "
-        f"{len(data.train.text):,} candidates, {len(data.images.names):,} pictures, {len(data.texts.names):,} texts"
+        f"{len(data.train.text):,} candidates, {len(data.images.names):,} images, {len(data.texts.names):,} texts"
     )
     cache = cache or folder / "cache"
     encoder: Encoder

@@ -16,7 +16,7 @@ AT = 5
 def recall(split: SplitData, queries: Sequence[np.ndarray], candidates: np.ndarray) -> dict[str, float]:
     """Recall@5 (any hit, %) of each task's queries (n, d) by exact search in its own pool, and their mean as `score`.
 
-    The query's own picture is never an answer.
+    The query's own image is never an answer.
     """
     figures = {}
     for task, vectors in zip(split.tasks, queries, strict=True):

@@ -23,7 +23,7 @@ from published import PrefixTree, Published  # noqa: E402
 
 from genius.errors import GeniusError  # noqa: E402
 from genius.model.decoder import SPECIALS, Decoder, DecoderConfig  # noqa: E402
-from genius.model.decoder_runtime import Engine  # noqa: E402
+from genius.model.decoder_runtime import DecoderRuntime  # noqa: E402
 from genius.search.beam import beam_search  # noqa: E402
 from genius.search.trie import Trie  # noqa: E402
 
@@ -52,7 +52,7 @@ def test_published_beams_are_ours() -> None:
     model, codes, z = decoder(whole_vocabulary=True), some_codes(60), some_queries(4)
     trie = Trie(codes)
     ids, logprob = Published(model, codes).scored(z, 10)
-    for query, beams in enumerate(beam_search(Engine(model), trie, z, 10)):
+    for query, beams in enumerate(beam_search(DecoderRuntime(model), trie, z, 10)):
         assert trie.ids(beams.lo).tolist() == ids[query].tolist()
         np.testing.assert_allclose(logprob[query], beams.logprob, atol=1e-4)
 
@@ -284,21 +284,21 @@ def test_tables_hold_the_ratios(tmp_path: Path) -> None:
 def test_page_is_written_between_its_marks(tmp_path: Path) -> None:
     figures, page = some_figures(tmp_path / "search.json"), tmp_path / "performance.md"
     page.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
-    picture = tmp_path / "search.png"
-    figures_module.plot(figures, picture, 1, 1)
-    write_page(figures, page, picture)
+    image = tmp_path / "search.png"
+    figures_module.plot(figures, image, 1, 1)
+    write_page(figures, page, image)
     written = page.read_text()
     assert written.startswith(f"Before.\n{BEGIN}\n")
     assert written.endswith(f"{END}\nAfter.\n")
     assert "old" not in written
     assert "a machine" in written
     assert "(performance.png)" in written
-    assert (tmp_path / "performance.png").read_bytes() == picture.read_bytes()
-    write_page(figures, page, picture)
+    assert (tmp_path / "performance.png").read_bytes() == image.read_bytes()
+    write_page(figures, page, image)
     assert page.read_text() == written
     page.write_text("No marks.")
     with pytest.raises(GeniusError, match="no place"):
-        write_page(figures, page, picture)
+        write_page(figures, page, image)
 
 
 def test_the_page_in_docs_has_a_place_for_figures() -> None:

@@ -87,16 +87,16 @@ def test_percentiles_are_those_of_the_times() -> None:
     assert (found.percentile(0.5), found.percentile(0.99), found.percentile(1)) == (0.51, 1.0, 1.0)
 
 
-def test_no_query_is_asked_twice_and_some_have_pictures() -> None:
+def test_no_query_is_asked_twice_and_some_have_images() -> None:
     assert len(benchmark.vocabulary()) > 15_000
-    queries = [json.loads(body) for body in benchmark.Queries(pictures=0.5).take(300)]
+    queries = [json.loads(body) for body in benchmark.Queries(images=0.5).take(300)]
     assert len({query["text"] for query in queries}) == 300
     assert {len(query["text"].split()) for query in queries} == set(benchmark.WORDS)
-    pictures = [query["image"] for query in queries if "image" in query]
-    assert 100 < len(pictures) < 200
-    assert len(set(pictures)) == len(pictures)
-    assert Image.open(io.BytesIO(base64.b64decode(pictures[0]))).size == (benchmark.SIDE, benchmark.SIDE)
-    assert not any("image" in json.loads(body) for body in benchmark.Queries(pictures=0).take(50))
+    images = [query["image"] for query in queries if "image" in query]
+    assert 100 < len(images) < 200
+    assert len(set(images)) == len(images)
+    assert Image.open(io.BytesIO(base64.b64decode(images[0]))).size == (benchmark.SIDE, benchmark.SIDE)
+    assert not any("image" in json.loads(body) for body in benchmark.Queries(images=0).take(50))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 from tiny_benchmark import write_tiny_benchmark
 
 import genius
@@ -46,12 +46,12 @@ def run(capsys, monkeypatch):
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """A folder of two pictures (one with a caption) and two broken ones."""
-    folder = tmp_path / "pictures"
+def images(tmp_path: Path) -> Path:
+    """A folder of two images (one with a caption) and two broken ones."""
+    folder = tmp_path / "images"
     folder.mkdir()
-    picture("red").save(folder / "red.png")
-    picture("blue").save(folder / "blue.png")
+    draw_image("red").save(folder / "red.png")
+    draw_image("blue").save(folder / "blue.png")
     (folder / "blue.txt").write_text("a blue [bold] square")
     (folder / "empty.jpg").write_bytes(b"")
     (folder / "page.jpg").write_text("<html>")
@@ -95,8 +95,8 @@ def test_create_does_not_begin_with_a_source_that_cannot_be_read(run, tmp_path):
     assert not (tmp_path / "i").exists()
 
 
-def test_adding_with_bad_items_adds_the_good_ones_lists_the_bad_and_exits_with_2(run, path, pictures):
-    result = run("index", "add", path, pictures)
+def test_adding_with_bad_items_adds_the_good_ones_lists_the_bad_and_exits_with_2(run, path, images):
+    result = run("index", "add", path, images)
     assert result.status == 2
     assert "2 added" in result.out
     assert "now holds 5 items" in result.out
@@ -172,11 +172,11 @@ def test_delete_reads_ids_from_a_file(run, path, tmp_path):
     assert "no id was given" in run("index", "delete", path).err
 
 
-def test_get_shows_items_and_names_missing_ones(run, path, pictures):
-    run("index", "add", path, pictures)
+def test_get_shows_items_and_names_missing_ones(run, path, images):
+    run("index", "add", path, images)
     result = run("index", "get", path, "t1", "blue.png")
     assert result.status == 0
-    for shown in ("dog number 1", "lang: en", "a blue [bold] square", str(pictures / "blue.png"), "image,text"):
+    for shown in ("dog number 1", "lang: en", "a blue [bold] square", str(images / "blue.png"), "image,text"):
         assert shown in result.out
     result = run("index", "get", path, "t1", "nobody", "--json")
     assert result.status == 2
@@ -253,8 +253,8 @@ def test_reindex_changes_the_model(run, path):
         ("bench", ("--format", "mbeir", "--copy-images"), "bench/cand_pool/global/mbeir_union_test_cand_pool.jsonl"),
     ],
 )
-def test_an_export_can_be_added_to_another_index(run, path, pictures, tmp_path, name, options, source):
-    run("index", "add", path, pictures)
+def test_an_export_can_be_added_to_another_index(run, path, images, tmp_path, name, options, source):
+    run("index", "add", path, images)
     result = run("index", "export", path, tmp_path / name, *options)
     assert result.status == 0
     assert "5 items written" in result.out
@@ -267,9 +267,9 @@ def test_an_export_can_be_added_to_another_index(run, path, pictures, tmp_path, 
     assert "exists already" in result.err
 
 
-def test_an_export_names_pictures_that_are_gone(run, path, pictures, tmp_path):
-    run("index", "add", path, pictures)
-    (pictures / "red.png").unlink()
+def test_an_export_names_images_that_are_gone(run, path, images, tmp_path):
+    run("index", "add", path, images)
+    (images / "red.png").unlink()
     result = run("index", "export", path, tmp_path / "out.jsonl", "--copy-images")
     assert result.status == 2
     assert "red.png" in result.err
@@ -286,22 +286,22 @@ def test_info_for_people_and_programs(run, path):
     assert info["fingerprint"] == tiny_model().fingerprint
 
 
-def test_verify_says_what_is_wrong_and_what_mends_it(run, path, pictures):
+def test_verify_says_what_is_wrong_and_what_mends_it(run, path, images):
     result = run("index", "verify", path, "--deep")
     assert result.status == 0
     assert "in order: 3 items" in result.out
-    run("index", "add", path, pictures)
-    (pictures / "red.png").unlink()
+    run("index", "add", path, images)
+    (images / "red.png").unlink()
     result = run("index", "verify", path)
     assert result.status == 1
     assert "red.png is gone" in result.err
-    assert "1 problem: 1 picture" in result.err
+    assert "1 problem: 1 image" in result.err
     assert f"genius index delete {path} red.png" in result.err
     result = run("index", "verify", path, "--sample", 0, "--json")
     assert result.status == 1
     found = json.loads(result.out)
     assert found["items"] == 5
-    assert [(one["kind"], one["id"]) for one in found["problems"]] == [("picture", "red.png")]
+    assert [(one["kind"], one["id"]) for one in found["problems"]] == [("image", "red.png")]
     assert run("index", "delete", path, "red.png").status == 0
     assert json.loads(run("index", "verify", path, "--json").out) == {"items": 4, "problems": []}
 
@@ -310,13 +310,13 @@ def test_verify_cuts_long_lists(run, path, tmp_path):
     folder = tmp_path / "many"
     folder.mkdir()
     for i in range(30):
-        picture("red").save(folder / f"{i}.png")
+        draw_image("red").save(folder / f"{i}.png")
     run("index", "add", path, folder)
     for file in folder.iterdir():
         file.unlink()
     result = run("index", "verify", path)
-    assert "and 10 more of the kind picture" in result.err
-    assert "30 problems: 30 picture" in result.err
+    assert "and 10 more of the kind image" in result.err
+    assert "30 problems: 30 image" in result.err
     assert len(json.loads(run("index", "verify", path, "--json").out)["problems"]) == 30
 
 
@@ -362,20 +362,20 @@ def test_search_prints_json(run, path):
     }
 
 
-def test_search_with_a_picture_for_pictures(run, path, pictures):
-    run("index", "add", path, pictures)
-    picture("red").save(path.parent / "query.png")
+def test_search_with_a_image_for_images(run, path, images):
+    run("index", "add", path, images)
+    draw_image("red").save(path.parent / "query.png")
     options = ("--image", path.parent / "query.png", "--instruction", "", "--json")
     hits = json.loads(run("search", path, *options, "--target", "image").out)
     assert [hit["id"] for hit in hits] == ["red.png"]
-    assert hits[0]["image"] == str(pictures / "red.png")
+    assert hits[0]["image"] == str(images / "red.png")
     for mode in ("generate", "rerank", "fast"):
         hits = json.loads(run("search", path, "blue", *options, "--target", "pair", "--mode", mode).out)
         assert [hit["modality"] for hit in hits] == [Modality.IMAGE_TEXT.label]
 
 
-def test_search_shows_text_as_it_is(run, path, pictures):
-    run("index", "add", path, pictures)
+def test_search_shows_text_as_it_is(run, path, images):
+    run("index", "add", path, images)
     assert "a blue [bold] square" in run("search", path, "a blue square", "--target", "pair").out
 
 
@@ -425,7 +425,7 @@ def test_search_that_finds_nothing_says_so(run, path):
         (["cat", "--mode", "best"], "There is no search mode 'best'. Choose one of generate, rerank, fast."),
         (["cat", "-k", "0"], "k is 0; it must be at least 1."),
         (["cat", "--target", "video"], "'video' is not a kind of item"),
-        ([], "there is neither text nor a picture to search with"),
+        ([], "there is neither text nor an image to search with"),
         (["--image", "missing.png"], "missing.png: there is no such file"),
     ],
 )

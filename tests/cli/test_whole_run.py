@@ -54,7 +54,7 @@ QUERIES = {"train": 40, "val": 10, "test": 10}  # of each task of a slice
 
 
 def slice_of(bench: Benchmark, folder: Path) -> Path:
-    """The first queries of every task, and the first candidates beside the right ones; the pictures are linked to."""
+    """The first queries of every task, and the first candidates beside the right ones; the images are linked to."""
     (folder / "images").symlink_to((bench.root / "images").resolve())
     write_instructions(folder, bench.instructions)
     for split, n in QUERIES.items():
@@ -86,7 +86,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Benchmark:
 
 
 def genius(*arguments: str | Path) -> str:
-    command = [sys.executable, "-m", "genius.cli.app", *map(str, arguments)]
+    command = [sys.executable, "-m", "genius.cli", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

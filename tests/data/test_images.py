@@ -41,7 +41,7 @@ def close(image: Image.Image, colour: tuple[int, int, int], at: tuple[int, int] 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "MPO"])
 def test_reads_path_bytes_and_pil_alike(tmp_path, format):
     data = saved(gradient(), format)
-    path = tmp_path / "picture"
+    path = tmp_path / "image"
     path.write_bytes(data)
     from_path, from_str, from_bytes = load_image(path), load_image(str(path)), load_image(data)
     from_pil = load_image(Image.open(path))
@@ -59,7 +59,7 @@ def test_the_callers_image_is_left_alone():
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF"])
-def test_truncated_picture_is_refused_by_name(tmp_path, format):
+def test_truncated_image_is_refused_by_name(tmp_path, format):
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8))
     data = saved(noise, format)
     path = tmp_path / f"cut.{format.lower()}"
@@ -75,17 +75,17 @@ def test_truncated_picture_is_refused_by_name(tmp_path, format):
     ("name", "content", "words"),
     [
         ("zero.jpg", b"", "empty .0 bytes."),
-        ("words.png", b"this is no picture", "not a picture"),
-        ("noise.jpg", bytes(range(256)) * 8, "not a picture"),
-        ("magic.jpg", b"\xff\xd8\xff", "not a picture"),
-        ("magic.png", b"\x89PNG\r\n\x1a\n", "not a picture"),
+        ("words.png", b"this is no image", "not an image"),
+        ("noise.jpg", bytes(range(256)) * 8, "not an image"),
+        ("magic.jpg", b"\xff\xd8\xff", "not an image"),
+        ("magic.png", b"\x89PNG\r\n\x1a\n", "not an image"),
         ("page.jpg", b"<!DOCTYPE html><html>404</html>", "web page"),
         ("drawing.svg", b'<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG drawings are not supported"),
         ("drawing.png", b'\xef\xbb\xbf<?xml version="1.0"?>\n<svg/>', "SVG drawings are not supported"),
-        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not a picture"),
+        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not an image"),
     ],
 )
-def test_file_that_is_no_picture_is_refused_by_name(tmp_path, name, content, words):
+def test_file_that_is_no_image_is_refused_by_name(tmp_path, name, content, words):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(BadImage, match=words) as caught:
@@ -99,7 +99,7 @@ def test_file_that_is_no_picture_is_refused_by_name(tmp_path, name, content, wor
     ("source", "words"),
     [
         ("nowhere/at/all.jpg", "no such file"),
-        (Path(__file__).parent, "folder, not a picture"),
+        (Path(__file__).parent, "folder, not an image"),
         ("https://example.org/cat.jpg", "not fetched from the network"),
         ("a\0b.jpg", "cannot be opened|no such file"),
         ("\udc80.jpg", "no such file"),
@@ -158,10 +158,10 @@ def test_cmyk_jpeg():
 
 
 def test_palette_with_transparency_is_laid_on_white():
-    picture = Image.new("P", (4, 4), 0)
-    picture.putpalette([*RED, *GREEN])
-    picture.putpixel((1, 0), 1)
-    image = load_image(saved(picture, "PNG", transparency=0))
+    palette_image = Image.new("P", (4, 4), 0)
+    palette_image.putpalette([*RED, *GREEN])
+    palette_image.putpixel((1, 0), 1)
+    image = load_image(saved(palette_image, "PNG", transparency=0))
     assert close(image, WHITE)
     assert close(image, GREEN, at=(1, 0))
 
@@ -222,7 +222,7 @@ def test_broken_exif_does_not_matter():
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_bytes_give_a_picture_or_bad_image_and_nothing_else(format):
+def test_damaged_bytes_give_a_image_or_bad_image_and_nothing_else(format):
     good, random = saved(gradient(), format), np.random.default_rng(0)
     outcomes = set()
     for _ in range(200):
@@ -234,7 +234,7 @@ def test_damaged_bytes_give_a_picture_or_bad_image_and_nothing_else(format):
             outcomes.add(load_image(bytes(data)).mode)
         except BadImage as error:
             outcomes.add(str(error).partition(":")[0])
-    assert outcomes == {"RGB", "the picture (bytes)"}
+    assert outcomes == {"RGB", "the image (bytes)"}
 
 
 def test_file_is_closed_again(tmp_path, recwarn):

@@ -74,18 +74,18 @@ def test_clean_text_is_stable_and_well_formed(text):
 
 
 def test_item_modality_is_what_it_has():
-    picture = Image.new("RGB", (2, 2))
+    image = Image.new("RGB", (2, 2))
     assert Item("a", text="cat").modality is Modality.TEXT
     assert Item("a", image="cat.jpg").modality is Modality.IMAGE
     assert Item("a", image=b"bytes").modality is Modality.IMAGE
-    assert Item("a", text="cat", image=picture).modality is Modality.IMAGE_TEXT
-    assert Item("a", text=" \n", image=picture).modality is Modality.IMAGE
+    assert Item("a", text="cat", image=image).modality is Modality.IMAGE_TEXT
+    assert Item("a", text=" \n", image=image).modality is Modality.IMAGE
 
 
 @pytest.mark.parametrize("text", [None, "", "  \r\n", '""'])
 def test_item_without_content_says_so_when_asked(text):
     item = Item("empty-one", text=text)  # can be made: adding many items lists it as bad
-    with pytest.raises(BadItem, match="neither text nor a picture") as caught:
+    with pytest.raises(BadItem, match="neither text nor an image") as caught:
         _ = item.modality
     assert caught.value.id == "empty-one"
 
@@ -134,7 +134,7 @@ def test_long_text_is_accepted():
 
 @pytest.mark.parametrize("text", [None, "", " \r\n", '"'])
 def test_query_without_content_is_refused(text):
-    with pytest.raises(BadItem, match="neither text nor a picture to search with") as caught:
+    with pytest.raises(BadItem, match="neither text nor an image to search with") as caught:
         Query(text=text, instruction="Find a picture.")
     assert caught.value.id == "query"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import picture
+from fakes import draw_image
 from typer.testing import CliRunner
 
 from genius.cli.mbeir import mbeir_app
@@ -17,25 +17,25 @@ from genius.errors import BadData
 
 
 def write_file(folder: Path, dataset: str = "flickr30k", **more: Any) -> tuple[Path, Path]:
-    """Six pictures, two captions each."""
-    (folder / "pictures").mkdir()
+    """Six images, two captions each."""
+    (folder / "images").mkdir()
     images = []
     for i, split in enumerate(["train", "restval", "train", "val", "test", "test"]):
-        picture("red").save(folder / f"pictures/{i}.png")
+        draw_image("red").save(folder / f"images/{i}.png")
         sentences = [{"raw": f"caption {place} of {i}."} for place in range(2)]
         images.append({"filename": f"{i}.png", "split": split, "sentences": sentences, **more})
     (folder / "dataset.json").write_text(json.dumps({"dataset": dataset, "images": images}))
-    return folder / "dataset.json", folder / "pictures"
+    return folder / "dataset.json", folder / "images"
 
 
-def test_every_caption_asks_for_its_picture(tmp_path: Path) -> None:
+def test_every_caption_asks_for_its_image(tmp_path: Path) -> None:
     task = write_karpathy(*write_file(tmp_path), tmp_path / "out")
     benchmark = Benchmark(tmp_path / "out")
     assert task.name == "flickr30k_task0"
-    for split, pictures in (("train", 3), ("val", 1), ("test", 2)):
+    for split, images in (("train", 3), ("val", 1), ("test", 2)):
         data = read_split([benchmark], split, Vocabulary(), Vocabulary())
-        assert len(data.dids) == pictures
-        assert len(data.tasks[0].qids) == 2 * pictures
+        assert len(data.dids) == images
+        assert len(data.tasks[0].qids) == 2 * images
     for query in benchmark.queries(task, "test"):
         (did,) = query.positives
         found = next(one for one in benchmark.pool(task, "test") if one.did == did)
@@ -53,7 +53,7 @@ def test_cocos_folders_are_kept_and_its_name_is_m_beirs(tmp_path: Path) -> None:
     assert write_karpathy(file, tmp_path, tmp_path / "out").name == "mscoco_task0"
 
 
-def test_missing_pictures_and_other_files_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_missing_images_and_other_files_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     file, images = write_file(tmp_path)
     (images / "3.png").unlink()
     with pytest.raises(BadData, match=r"3\.png is missing"):

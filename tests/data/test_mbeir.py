@@ -165,7 +165,7 @@ def test_prompts_by_dataset_and_both_modalities(root):
         bench.prompts("webqa", TEXT, TEXT)
 
 
-def test_items_and_queries_point_to_the_pictures_and_carry_the_prompt(root):
+def test_items_and_queries_point_to_the_images_and_carry_the_prompt(root):
     bench = Benchmark(root)
     (candidate,) = bench.pool(Task("cirr", 7), "test")
     item = bench.item(candidate)
@@ -214,7 +214,7 @@ def test_missing_instructions_file_is_named(root):
         ('{"txt": "a"}', "the field 'did' is missing"),
         ('{"did": 7, "txt": "a"}', "did is 7, not a string"),
         ('{"did": "9:1", "txt": "a", "modality": "video"}', "'video' is not a kind"),
-        ('{"did": "9:1", "txt": null, "img_path": ""}', "neither text nor a picture"),
+        ('{"did": "9:1", "txt": null, "img_path": ""}', "neither text nor an image"),
         ('{"did": "9:1", "txt": 5}', "int, not a string"),
         ("[1, 2]", "not a record"),
         ("5", "not a record"),

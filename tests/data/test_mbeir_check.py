@@ -78,7 +78,7 @@ def test_a_whole_benchmark_is_whole(root: Path) -> None:
     for row in found.rows:
         queries = Benchmark(root).queries(row.task, row.split)
         assert row.relevant == pytest.approx(sum(len(query.positives) for query in queries) / len(queries))
-    assert found.pictures == 32
+    assert found.images == 32
 
 
 def test_missing_files_are_named(root: Path) -> None:
@@ -161,12 +161,12 @@ def test_training_queries_that_do_not_say_their_task_are_counted_together(root: 
     assert sentence.startswith("shapes, train, all tasks: 50 queries")
 
 
-def test_pictures_that_cannot_be_opened(root: Path) -> None:
-    for picture in root.rglob("*.png"):
-        picture.write_bytes(b"")
+def test_images_that_cannot_be_opened(root: Path) -> None:
+    for image in root.rglob("*.png"):
+        image.write_bytes(b"")
     damaged = check(root, splits=["test"], tasks=["shapes_task0"]).damaged
-    assert any("of 6 pictures tried, 6 cannot be opened" in sentence for sentence in damaged)
-    assert check(root, splits=["test"], pictures=0).whole
+    assert any("of 6 images tried, 6 cannot be opened" in sentence for sentence in damaged)
+    assert check(root, splits=["test"], images=0).whole
 
 
 def test_only_some_tasks(root: Path) -> None:

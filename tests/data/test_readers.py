@@ -18,7 +18,7 @@ from genius.data.readers import read_items
 from genius.errors import BadData, BadImage, BadItem
 
 
-def picture(path: Path, colour: str = "red") -> Path:
+def image(path: Path, colour: str = "red") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (4, 4), colour).save(path)
     return path
@@ -43,9 +43,9 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 class TestFolder:
-    def test_pictures_at_any_depth_with_relative_ids_in_order(self, tmp_path):
+    def test_images_at_any_depth_with_relative_ids_in_order(self, tmp_path):
         for name in ("b.png", "a.JPG", "sub/deep/c.webp", ".hidden.png", ".git/d.png"):
-            picture(tmp_path / name)
+            image(tmp_path / name)
         (tmp_path / "notes.md").write_text("passed over")
         items = good(tmp_path)
         assert [item.id for item in items] == ["a.JPG", "b.png", "sub/deep/c.webp"]
@@ -53,7 +53,7 @@ class TestFolder:
 
     def test_captions_in_side_files(self, tmp_path):
         for name in ("plain.png", "txt.png", "json.png", "both.png", "caption.png", "LOUD.PNG"):
-            picture(tmp_path / name)
+            image(tmp_path / name)
         (tmp_path / "txt.txt").write_text("\ufeffa red square\n", "utf-8")
         (tmp_path / "LOUD.TXT").write_text("loud")
         (tmp_path / "json.json").write_text(json.dumps({"text": "rot", "lang": "de", "tags": ["a", 1]}))
@@ -73,15 +73,15 @@ class TestFolder:
         assert items["both.png"].metadata == {"price": 3.5}
         assert items["txt.png"].modality is Modality.IMAGE_TEXT
 
-    def test_text_without_a_picture_is_a_text(self, tmp_path):
-        picture(tmp_path / "a/x.png")
-        (tmp_path / "x.txt").write_text("on its own: the picture of this name is in another folder")
+    def test_text_without_a_image_is_a_text(self, tmp_path):
+        image(tmp_path / "a/x.png")
+        (tmp_path / "x.txt").write_text("on its own: the image of this name is in another folder")
         items = good(tmp_path)
         assert [(item.id, item.modality) for item in items] == [("x.txt", Modality.TEXT), ("a/x.png", Modality.IMAGE)]
 
-    def test_broken_side_files_spoil_their_picture_only(self, tmp_path):
+    def test_broken_side_files_spoil_their_image_only(self, tmp_path):
         for name in ("a.png", "b.png", "c.png", "d.png", "good.png"):
-            picture(tmp_path / name)
+            image(tmp_path / name)
         (tmp_path / "a.json").write_text('{"text": "cut')
         (tmp_path / "b.json").write_text('["a list"]')
         (tmp_path / "c.txt").write_bytes(b"\xff\xfe caf\xe9")
@@ -95,24 +95,24 @@ class TestFolder:
         ):
             assert words in item.reason
 
-    def test_unreadable_kinds_of_picture_are_reported_not_passed_over(self, tmp_path):
+    def test_unreadable_kinds_of_image_are_reported_not_passed_over(self, tmp_path):
         (tmp_path / "drawing.svg").write_text("<svg/>")
         (item,) = good(tmp_path)
         with pytest.raises(BadImage, match="SVG"):
             load_image(item.image)
 
     def test_file_name_that_is_not_unicode(self, tmp_path):
-        picture(tmp_path / "good.png")
+        image(tmp_path / "good.png")
         try:
-            os.rename(picture(tmp_path / "odd.png"), os.fsencode(tmp_path) + b"/\xff.png")
+            os.rename(image(tmp_path / "odd.png"), os.fsencode(tmp_path) + b"/\xff.png")
         except OSError:
             pytest.skip("this file system has Unicode names only")
         ids, (bad,) = split(tmp_path)
         assert ids == ["good.png"]
         assert "Unicode" in bad.reason
 
-    def test_single_picture(self, tmp_path):
-        path = picture(tmp_path / "cat.png")
+    def test_single_image(self, tmp_path):
+        path = image(tmp_path / "cat.png")
         (tmp_path / "cat.txt").write_text("a cat")
         assert good(path) == [Item("cat.png", text="a cat", image=str(path))]
 
@@ -122,8 +122,8 @@ class TestCsv:
     def test_columns_delimiter_and_metadata(self, tmp_path, mark):
         rows = [
             ["id", " Text", "IMAGE", "price", "sku", "sale"],
-            ["a", "red; or | not, so", "pictures/a.png", "3.50", "007", "true"],
-            ["b", "", "pictures/b.png", "4", "", ""],
+            ["a", "red; or | not, so", "images/a.png", "3.50", "007", "true"],
+            ["b", "", "images/b.png", "4", "", ""],
         ]
         table = "\n".join(mark.join(f'"{cell}"' for cell in row) for row in rows)
         path = write(tmp_path / "products.csv", "\ufeff" + table + "\n")
@@ -131,10 +131,10 @@ class TestCsv:
         assert first == Item(
             "a",
             text="red; or | not, so",
-            image=str(tmp_path / "pictures/a.png"),
+            image=str(tmp_path / "images/a.png"),
             metadata={"price": 3.5, "sku": "007", "sale": True},
         )
-        assert second == Item("b", image=str(tmp_path / "pictures/b.png"), metadata={"price": 4})
+        assert second == Item("b", image=str(tmp_path / "images/b.png"), metadata={"price": 4})
         assert type(second.metadata["price"]) is int
 
     def test_row_without_id_gets_one_from_its_number(self, tmp_path):
@@ -176,7 +176,7 @@ class TestCsv:
         with pytest.raises(BadData, match=r"t\.csv: there is no column `text` or `image`"):
             read_items(write(tmp_path / "t.csv", content))
 
-    def test_address_of_a_picture_is_left_alone(self, tmp_path):
+    def test_address_of_a_image_is_left_alone(self, tmp_path):
         (item,) = good(write(tmp_path / "t.csv", "id,image\na,https://example.org/a.png\n"))
         with pytest.raises(BadImage, match="not fetched"):
             load_image(item.image)
@@ -203,10 +203,10 @@ class TestJsonl:
         [
             ('{"id": "b", "text": "cut', "not JSON"),
             ("[1]", "must be an object"),
-            ('{"id": "b"}', "neither text nor a picture"),
+            ('{"id": "b"}', "neither text nor an image"),
             ('{"id": "b", "text": 5}', "text must be a string"),
             ('{"id": 1.5, "text": "a"}', "id must be a string"),
-            ('{"id": "b", "image": {"bytes": null}}', "neither text nor a picture"),
+            ('{"id": "b", "image": {"bytes": null}}', "neither text nor an image"),
             ('{"id": "b", "image": 5}', "image must be a path"),
             ('{"id": "b", "text": "\\ud800"}', "Unicode"),
             ('{"id": "b", "text": "a", "price": NaN}', "'price' cannot be written as JSON"),
@@ -239,7 +239,7 @@ class TestCandidatePool:
         Candidate("9:3", "a pair", "images/3.png", Modality.IMAGE_TEXT),
     )
 
-    def test_pictures_are_found_from_the_root(self, tmp_path):
+    def test_images_are_found_from_the_root(self, tmp_path):
         write_pool(tmp_path, Task("tiny", 0), "test", self.POOL)
         write_global_pool(tmp_path, "test", self.POOL)
         expected = [
@@ -261,9 +261,9 @@ class TestCandidatePool:
 class TestParquet:
     @pytest.fixture
     def png(self, tmp_path):
-        return picture(tmp_path / "a.png").read_bytes()
+        return image(tmp_path / "a.png").read_bytes()
 
-    def test_pictures_as_path_bytes_and_struct(self, tmp_path, png):
+    def test_images_as_path_bytes_and_struct(self, tmp_path, png):
         columns = {
             "path": ["a.png", None],
             "bytes": [png, None],
@@ -337,17 +337,15 @@ class TestParquet:
 
 @pytest.mark.parametrize("name", ["film.mp4", "noextension", "list.json", "book.xlsx"])
 def test_unknown_kind_is_refused_with_what_is_understood(tmp_path, name):
-    with pytest.raises(
-        BadData, match=r"not understood.*folder of pictures.*\.csv, \.tsv, \.jsonl, \.parquet"
-    ) as caught:
+    with pytest.raises(BadData, match=r"not understood.*folder of images.*\.csv, \.tsv, \.jsonl, \.parquet") as caught:
         read_items(write(tmp_path / name, b"something"))
     assert name in str(caught.value)
 
 
 def test_nothing_to_read_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty/readme.md").write_text("no picture")
-    with pytest.raises(BadData, match=r"empty: there are no items in it\. Give a folder of pictures"):
+    (tmp_path / "empty/readme.md").write_text("no image")
+    with pytest.raises(BadData, match=r"empty: there are no items in it\. Give a folder of images"):
         read_items(tmp_path / "empty")
     with pytest.raises(BadData, match="there are no items"):
         read_items(write(tmp_path / "t.jsonl", "\n"))

@@ -1,4 +1,4 @@
-"""A split as index arrays: every number leads back to the string, picture or candidate it stands for."""
+"""A split as index arrays: every number leads back to the string, image or candidate it stands for."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_candidates_are_the_global_pool(bench: Benchmark) -> None:
         assert named(images, data.image[row]) == bench.image(one.image_path)
         assert data.modality[row] == one.modality
     assert len(set(texts.names)) == len(texts.names)
-    assert len(images.names) == 6  # a picture alone, in a pair and in queries is one picture
+    assert len(images.names) == 6  # an image alone, in a pair and in queries is one image
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
@@ -87,7 +87,7 @@ def test_an_image_query_has_its_instruction_as_text(bench: Benchmark) -> None:
     assert {texts.names[n] for n in task.text} == {prompt(Modality.IMAGE, Modality.TEXT, 1)}
 
 
-def test_two_benchmarks_share_strings_but_not_candidates_or_pictures(tmp_path: Path) -> None:
+def test_two_benchmarks_share_strings_but_not_candidates_or_images(tmp_path: Path) -> None:
     one, two = (write_tiny_benchmark(tmp_path / name) for name in ("one", "two"))
     texts, images = Vocabulary(), Vocabulary()
     data = read_split([one, two], "test", texts, images)

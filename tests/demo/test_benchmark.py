@@ -67,9 +67,7 @@ def test_positives_are_in_the_pools_and_of_the_wanted_kind(
                 assert bench.qrels(task, split)[query.qid] == set(query.positives)
 
 
-def test_no_picture_is_in_two_splits_or_its_own_answer(
-    bench: Benchmark, pools: dict[str, dict[str, Candidate]]
-) -> None:
+def test_no_image_is_in_two_splits_or_its_own_answer(bench: Benchmark, pools: dict[str, dict[str, Candidate]]) -> None:
     def digest(path: str) -> bytes:
         return hashlib.sha256((bench.root / path).read_bytes()).digest()
 
@@ -106,7 +104,7 @@ def test_composed_queries_ask_for_the_variant(bench: Benchmark, pools: dict[str,
 
 
 def test_drawn_alike_counts_as_found(bench: Benchmark) -> None:
-    """France and St. Martin have one flag: its picture is answered by the names of both."""
+    """France and St. Martin have one flag: its image is answered by the names of both."""
     task = Task(dataset=DATASET, task_id=3)
     queries = [query for split in SPLITS for query in bench.queries(task, split)]
     french = [query for query in queries if "1f1eb-1f1f7" in str(query.image_path).lower()]

@@ -56,15 +56,15 @@ def test_variants_of_a_concept_differ_in_their_traits(emoji: list[Emoji]) -> Non
     assert not [variant for variant, count in seen.items() if count > 1]
 
 
-def test_pictures_are_rendered_on_white(few: list[Emoji], tmp_path: Path) -> None:
+def test_images_are_rendered_on_white(few: list[Emoji], tmp_path: Path) -> None:
     collection = build_collection(tmp_path)
     assert [one.key for one in collection.emoji] == sorted(KEYS)
     for artist in ARTISTS:
         for one in few:
-            picture = load_image(collection.picture(one, artist))
-            assert picture.size == (module.PIXELS, module.PIXELS)
-            assert len(picture.getcolors(maxcolors=1 << 24) or []) > 3
-        keycap = load_image(collection.picture(few[-1], artist))
+            image = load_image(collection.image(one, artist))
+            assert image.size == (module.PIXELS, module.PIXELS)
+            assert len(image.getcolors(maxcolors=1 << 24) or []) > 3
+        keycap = load_image(collection.image(few[-1], artist))
         assert keycap.getpixel((0, 0)) == (255, 255, 255)
 
 
@@ -83,9 +83,9 @@ def test_a_complete_cache_is_read_without_rendering(
     assert build_collection(tmp_path) == first
 
 
-def test_missing_pictures_are_drawn_again(few: list[Emoji], tmp_path: Path) -> None:
+def test_missing_images_are_drawn_again(few: list[Emoji], tmp_path: Path) -> None:
     first = build_collection(tmp_path)
-    lost = first.picture(few[0], "openmoji")
+    lost = first.image(few[0], "openmoji")
     before = lost.read_bytes()
     lost.unlink()
     drawn: list[int] = []

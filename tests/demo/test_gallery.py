@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from genius.data.items import Item, Modality, Query
-from genius.demo.gallery import Answer, gallery, task_name
+from genius.demo.gallery import GalleryEntry, gallery, task_name
 
-PICTURE = Image.new("RGB", (300, 200), "teal")
+IMAGE = Image.new("RGB", (300, 200), "teal")
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(lambda text: bool(text.strip(' "')))
 
 
@@ -51,8 +51,8 @@ class Reader(HTMLParser):
 
 @given(TEXT, TEXT, TEXT)
 def test_everything_is_escaped(text: str, name: str, title: str) -> None:
-    answers = [Answer(Query(text, PICTURE, name), [hit(text, PICTURE, name=name), hit(text, artist=name)], title)]
-    harmless = [Answer(Query("x", PICTURE, "x"), [hit("x", PICTURE, name="x"), hit("x", artist="x")], "x")]
+    answers = [GalleryEntry(Query(text, IMAGE, name), [hit(text, IMAGE, name=name), hit(text, artist=name)], title)]
+    harmless = [GalleryEntry(Query("x", IMAGE, "x"), [hit("x", IMAGE, name="x"), hit("x", artist="x")], "x")]
     page = Reader(gallery(answers, title, [text], [name]))
     assert page.tags == Reader(gallery(harmless, "x", ["x"], ["x"])).tags
     words = "".join(page.words)
@@ -62,27 +62,27 @@ def test_everything_is_escaped(text: str, name: str, title: str) -> None:
 
 
 def test_nothing_is_fetched() -> None:
-    page = gallery([Answer(Query("x", PICTURE), [hit(image=PICTURE)])], "Title", ["About."], ["https://example.org"])
+    page = gallery([GalleryEntry(Query("x", IMAGE), [hit(image=IMAGE)])], "Title", ["About."], ["https://example.org"])
     addresses = [value for name, value in Reader(page).attributes if name in ("src", "href", "srcset")]
     assert len(addresses) == 2
     assert all(value.startswith("data:image/webp;base64,") for value in addresses)
     assert not re.search(r"@import|url\(|<script|<link", page)
 
 
-def test_pictures_are_small_and_keep_their_shape() -> None:
+def test_images_are_small_and_keep_their_shape() -> None:
     import base64
     import io
 
-    page = gallery([Answer(Query("x"), [hit(None, PICTURE, name="cat")])], "Title")
+    page = gallery([GalleryEntry(Query("x"), [hit(None, IMAGE, name="cat")])], "Title")
     data = re.search(r"base64,([^\"]+)", page)
     assert data is not None
     assert Image.open(io.BytesIO(base64.b64decode(data[1]))).size == (128, 85)
-    assert PICTURE.size == (300, 200)
+    assert IMAGE.size == (300, 200)
 
 
 def test_shared_codes_have_one_colour_and_others_none() -> None:
     hits = [hit("a", codes=(7, 8, 1)), hit("b", codes=(7, 8, 2)), hit("c", codes=(9, 8, 2)), hit("d", codes=(7, 3, 2))]
-    page = gallery([Answer(Query("x"), hits)], "Title")
+    page = gallery([GalleryEntry(Query("x"), hits)], "Title")
     lists = re.findall(r'<li.*?<div class="codes".*?</div>', page)
     colours = [re.findall(r"--hue:(\d+)\">(\d+)", entry) for entry in lists]
     assert [[code for _, code in entry] for entry in colours] == [["7", "8"], ["7", "8"], [], ["7"]]
@@ -91,16 +91,16 @@ def test_shared_codes_have_one_colour_and_others_none() -> None:
 
 
 def test_the_sentence_when_nothing_is_shared() -> None:
-    page = gallery([Answer(Query("x"), [hit(codes=(1, 2)), hit(codes=(3, 2))])], "Title")
+    page = gallery([GalleryEntry(Query("x"), [hit(codes=(1, 2)), hit(codes=(3, 2))])], "Title")
     assert "shares no code" in page
     assert "--hue:" not in page
 
 
 def test_task_names() -> None:
-    assert task_name(Query("x", target="image")) == "text → picture"
-    assert task_name(Query("x", PICTURE, target="pair")) == "picture + text → picture + text"
-    assert task_name(Query(image=PICTURE)) == "picture → anything"
+    assert task_name(Query("x", target="image")) == "text → image"
+    assert task_name(Query("x", IMAGE, target="pair")) == "image + text → image + text"
+    assert task_name(Query(image=IMAGE)) == "image → anything"
 
 
 def test_no_answers() -> None:
-    assert "Nothing was found." in gallery([Answer(Query("x"), [])], "Title")
+    assert "Nothing was found." in gallery([GalleryEntry(Query("x"), [])], "Title")

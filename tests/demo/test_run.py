@@ -137,16 +137,16 @@ def test_the_first_run_builds_the_second_only_asks(tmp_path: Path, console: Cons
 def test_what_is_shown(tmp_path: Path, console: Console) -> None:
     page = run_demo(tmp_path / "demo", console=console).read_text()
     said = printed(console)
-    for text in ("jigsaw", "picture + text → picture", "american football by Twemoji", "CC BY 4.0", "CC BY-SA 4.0"):
+    for text in ("jigsaw", "image + text → image", "american football by Twemoji", "CC BY 4.0", "CC BY-SA 4.0"):
         assert text in said
         assert text in page
-    for command in ("genius index create my.genius", "genius index add my.genius PICTURES_FOLDER", "genius search my"):
+    for command in ("genius index create my.genius", "genius index add my.genius IMAGES_FOLDER", "genius search my"):
         assert command in said
     assert page.count('<section class="card">') == 8
     assert "kept out of training" in page
 
 
-def test_the_picture_asked_with_is_not_an_answer(tmp_path: Path, console: Console) -> None:
+def test_the_image_asked_with_is_not_an_answer(tmp_path: Path, console: Console) -> None:
     page = run_demo(tmp_path / "demo", console=console).read_text()
     assert 'title="openmoji/1F3F0"' in page
     castle = page.split("<section")[5]
@@ -182,7 +182,7 @@ def test_a_folder_that_is_not_the_demos_is_left_alone(tmp_path: Path, console: C
 
 
 def test_a_bad_item_stops_the_demo(tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = SimpleNamespace(added=0, bad=[BadItem("twemoji/1f986", "the picture is cut off.")])
+    report = SimpleNamespace(added=0, bad=[BadItem("twemoji/1f986", "the image is cut off.")])
     monkeypatch.setattr(FakeIndex, "add", lambda self, items, progress: report)
     with pytest.raises(BadItem, match="twemoji/1f986"):
         run_demo(tmp_path, console=console)

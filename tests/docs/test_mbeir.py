@@ -19,16 +19,16 @@ def test_the_configuration_is_read_and_is_the_papers(tmp_path: Path) -> None:
     assert abs(config.quantizer.steps * config.quantizer.batch / queries - 20) < 0.5
 
 
-def test_counts_of_pictures_and_texts_follow_from_the_table() -> None:
+def test_counts_of_images_and_texts_follow_from_the_table() -> None:
     def total(*task_ids: int) -> float:
         rows = [row.candidates for task, row in PUBLISHED.items() if task.task_id in task_ids]
         return sum(float(figure[:-1]) * {"K": 1e-3, "M": 1}[figure[-1]] for figure in rows)
 
     images, pairs, texts = total(0, 4, 7), total(2, 8), total(1, 3, 6)
-    assert f"{images:.2f} million pictures" in PAGE
+    assert f"{images:.2f} million images" in PAGE
     assert f"{pairs:.2f} million pairs" in PAGE
     assert f"{texts:.2f} million texts" in PAGE
-    assert f"{images + pairs:.1f} million pictures" in PAGE
+    assert f"{images + pairs:.1f} million images" in PAGE
     queries = sum(float(row.queries["test"][:-1]) for row in PUBLISHED.values())
     assert f"{round(queries, -1):.0f},000 queries" in PAGE
 

@@ -10,7 +10,7 @@ from genius.errors import BadModel
 
 
 def three() -> Vectors:
-    """A picture, a text, and both."""
+    """An image, a text, and both."""
     image = np.array([[3, 4], [0, 0], [1, 0]], np.float32)
     text = np.array([[0, 0], [0, -2], [0, 1]], np.float32)
     return Vectors(image, text)

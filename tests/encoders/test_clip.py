@@ -46,14 +46,14 @@ def encoders(folders: dict[str, Path]) -> dict[str, ClipEncoder]:
     return {family: ClipEncoder.from_hub(folder) for family, folder in folders.items()}
 
 
-def pictures() -> list[Image.Image]:
+def images() -> list[Image.Image]:
     rng = np.random.default_rng(0)
     return [Image.fromarray(rng.integers(0, 256, (h, w, 3)).astype(np.uint8)) for w, h in SIZES]
 
 
 def prepared(encoder: Encoder) -> list[Prepared]:
-    """Pairs, then the same pictures and texts alone."""
-    pixels = [encoder.pixels(picture) for picture in pictures()]
+    """Pairs, then the same images and texts alone."""
+    pixels = [encoder.pixels(image) for image in images()]
     pairs = [Prepared(p, t) for p, t in zip(pixels, TEXTS, strict=True)]
     return pairs + [Prepared(p, "") for p in pixels] + [Prepared(None, t) for t in TEXTS]
 
@@ -73,10 +73,10 @@ def test_vectors_are_those_of_transformers(
     # A CLIP may be given the mask; a SigLIP was trained without one.
     given = dict(texts) if family == "clip" else {"input_ids": texts["input_ids"]}
     given.pop("token_type_ids", None)
-    images = [processor(family)(picture, return_tensors="pt") for picture in pictures()]
-    vectors = encoder.encode([Prepared(encoder.pixels(p), t) for p, t in zip(pictures(), TEXTS, strict=True)])
+    inputs = [processor(family)(image, return_tensors="pt") for image in images()]
+    vectors = encoder.encode([Prepared(encoder.pixels(p), t) for p, t in zip(images(), TEXTS, strict=True)])
     np.testing.assert_allclose(vectors.text, pooled(reference.get_text_features(**given)), atol=1e-5)
-    expected = np.concatenate([pooled(reference.get_image_features(**image)) for image in images])
+    expected = np.concatenate([pooled(reference.get_image_features(**image)) for image in inputs])
     np.testing.assert_allclose(vectors.image, expected, atol=1e-5)
     assert np.linalg.norm(expected, axis=1).min() > 0.1  # of a size that makes 1e-5 strict
     assert vectors.text.shape == vectors.image.shape == (len(TEXTS), encoder.dim)
@@ -96,7 +96,7 @@ def test_the_same_content_has_the_same_vector_whatever_the_batch(
     alone = [encoder.encode([given]) for given in inputs]
     np.testing.assert_allclose(np.concatenate([v.image for v in alone]), together.image, atol=1e-5)
     np.testing.assert_allclose(np.concatenate([v.text for v in alone]), together.text, atol=1e-5)
-    monkeypatch.setattr("genius.encoders.clip.PICTURES_A_BATCH", 2)
+    monkeypatch.setattr("genius.encoders.clip.IMAGES_A_BATCH", 2)
     monkeypatch.setattr("genius.encoders.clip.TOKENS_A_BATCH", 24)
     split = encoder.encode(inputs)
     np.testing.assert_allclose(split.image, together.image, atol=1e-5)
@@ -130,7 +130,7 @@ def test_a_model_folder_holds_the_whole_encoder(family: str, encoders: dict[str,
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     again = Genius.from_pretrained(tmp_path)
     assert again.fingerprint == model.fingerprint
-    items = [Item("a", text="a cat"), Item("b", image=pictures()[1]), Item("c", image=pictures()[2], text="red dog")]
+    items = [Item("a", text="a cat"), Item("b", image=images()[1]), Item("c", image=images()[2], text="red dog")]
     first, second = model.encode_items(items), again.encode_items(items)
     assert second.modality.tolist() == [1, 0, 2]
     np.testing.assert_allclose(second.embedding(), first.embedding(), atol=5e-3)  # weights are kept as float16
@@ -166,7 +166,7 @@ def test_gradients_reach_the_network(encoders: dict[str, ClipEncoder]) -> None:
     weights = [encoder.model.text_projection.weight, encoder.model.visual_projection.weight]
     for weight in weights:
         weight.requires_grad_(True)
-    total = encoder.text_vectors(TEXTS) + encoder.image_vectors([encoder.pixels(p) for p in pictures()])
+    total = encoder.text_vectors(TEXTS) + encoder.image_vectors([encoder.pixels(p) for p in images()])
     total.square().sum().backward()
     for weight in weights:
         assert weight.grad is not None
@@ -357,13 +357,13 @@ def test_openai_names_give_the_vectors_of_a_direct_computation(before: str) -> N
     if before:
         stored["vq.embed"] = torch.zeros(3)  # something else in the same file
     encoder = from_openai(stored, tokenizer)
-    inputs = [Prepared(encoder.pixels(p), t) for p, t in zip(pictures(), TEXTS, strict=True)]
+    inputs = [Prepared(encoder.pixels(p), t) for p, t in zip(images(), TEXTS, strict=True)]
     vectors = encoder.encode(inputs)
     ids = torch.zeros((len(TEXTS), LENGTH), dtype=torch.long)
     for row, found in zip(ids, encoder.tokens(TEXTS), strict=True):
         row[: len(found)] = torch.tensor(found)
     np.testing.assert_allclose(vectors.text, _with_last_token_highest(weights, ids), atol=1e-5)
-    pixels = torch.stack([torch.tensor(processor("clip")(p)["pixel_values"][0]) for p in pictures()])
+    pixels = torch.stack([torch.tensor(processor("clip")(p)["pixel_values"][0]) for p in images()])
     np.testing.assert_allclose(vectors.image, direct_image(weights, pixels), atol=1e-5)
     assert encoder.dim == 24
     again = load_encoder(encoder.config(), encoder.state())
@@ -387,10 +387,10 @@ def test_other_sizes_are_inferred() -> None:
     assert config["pixels"]["crop"] == (28, 28)
 
 
-def test_openai_weights_without_a_tokenizer_read_pictures_only() -> None:
+def test_openai_weights_without_a_tokenizer_read_images_only() -> None:
     encoder = from_openai(openai_weights())
-    picture = Prepared(encoder.pixels(pictures()[0]), "")
-    assert encoder.encode([picture]).has_image.all()
+    image = Prepared(encoder.pixels(images()[0]), "")
+    assert encoder.encode([image]).has_image.all()
     again = load_encoder(encoder.config(), encoder.state())
     with pytest.raises(BadModel, match=r"tokenizer\.json of openai/clip-vit-large-patch14"):
         again.encode([Prepared(None, "a cat")])

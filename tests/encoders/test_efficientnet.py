@@ -16,14 +16,14 @@ Features = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @pytest.fixture(scope="module")
 def pixels() -> np.ndarray:
-    """Noise of many scales and brightnesses, one more picture than a batch."""
+    """Noise of many scales and brightnesses, one more image than a batch."""
     rng = np.random.default_rng(0)
-    pictures = []
+    images = []
     for number in range(BATCH + 1):
         side = int(rng.integers(2, 224))
         noise = rng.integers(0, 40 + 12 * number, (side, side, 3)).astype(np.uint8)
-        pictures.append(to_pixels(Image.fromarray(noise)))
-    return np.stack(pictures)
+        images.append(to_pixels(Image.fromarray(noise)))
+    return np.stack(images)
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +59,18 @@ def test_odd_batches_give_the_same(
     assert all(close(efficientnet.features(pixels[rows]), by_torch, rows))
 
 
-def test_pixels_are_the_whole_picture_at_one_size() -> None:
-    """The left half is black and the right half white, whatever the picture's shape was."""
+def test_pixels_are_the_whole_image_at_one_size() -> None:
+    """The left half is black and the right half white, whatever the image's shape was."""
     for size in ((50, 400), (640, 480), (1, 2), (224, 224)):
-        picture = Image.new("RGB", size)
-        picture.paste("white", (size[0] // 2, 0, *size))
-        pixels = to_pixels(picture)
+        image = Image.new("RGB", size)
+        image.paste("white", (size[0] // 2, 0, *size))
+        pixels = to_pixels(image)
         assert (pixels.shape, pixels.dtype) == ((224, 224, 3), np.uint8)
         if size[0] > 1:
             assert pixels[:, :100].max() == 0
             assert pixels[:, 124:].min() == 255
 
 
-def test_a_picture_of_the_right_size_is_left_alone() -> None:
+def test_a_image_of_the_right_size_is_left_alone() -> None:
     noise = np.random.default_rng(1).integers(0, 256, (224, 224, 3)).astype(np.uint8)
     np.testing.assert_array_equal(to_pixels(Image.fromarray(noise)), noise)

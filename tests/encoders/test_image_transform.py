@@ -1,4 +1,4 @@
-"""Pictures, framed as the image processors of `transformers` frame them."""
+"""Images, framed as the image processors of `transformers` frame them."""
 
 import io
 from typing import Any
@@ -16,7 +16,7 @@ from genius.errors import BadModel
 PROCESSORS: dict[str, tuple[str, Any]] = {
     "clip": ("clip", transformers.CLIPImageProcessorPil()),
     "clip, odd": ("clip", transformers.CLIPImageProcessorPil(size={"shortest_edge": 37}, crop_size=31)),
-    "clip, crop beyond the picture": (
+    "clip, crop beyond the image": (
         "clip",
         transformers.CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size=33),
     ),
@@ -38,13 +38,13 @@ SIZES = [(1, 1), (3, 500), (500, 3), (224, 224), (225, 223), (97, 311), (640, 48
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth enough to be a picture, rough enough to show a wrong filter."""
+    """Smooth enough to be an image, rough enough to show a wrong filter."""
     rng = np.random.default_rng([seed, width, height])
     return Image.fromarray(rng.integers(0, 256, (height, width, 3)).astype(np.uint8))
 
 
 def kinds() -> dict[str, Image.Image | bytes]:
-    """Pictures of the modes and notes that go wrong most often."""
+    """Images of the modes and notes that go wrong most often."""
     photo = noise(61, 45)
     turned = io.BytesIO()
     exif = Image.Exif()
@@ -79,7 +79,7 @@ def test_any_size_is_framed_as_by_the_processor(name: str, size: tuple[int, int]
 
 @pytest.mark.parametrize("kind", kinds())
 @pytest.mark.parametrize("name", ["clip", "siglip"])
-def test_any_kind_of_picture_is_framed_as_by_the_processor(name: str, kind: str) -> None:
+def test_any_kind_of_image_is_framed_as_by_the_processor(name: str, kind: str) -> None:
     family, processor = PROCESSORS[name]
     given = kinds()[kind]
     # The processor does not turn a photo upright, so it is given one that was turned.

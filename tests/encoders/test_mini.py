@@ -33,7 +33,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def inputs(mini: MiniEncoder) -> list[Prepared]:
-    """Pictures, texts and pairs, in turn; many texts have the same length."""
+    """Images, texts and pairs, in turn; many texts have the same length."""
     rng = np.random.default_rng(0)
     made = []
     for number in range(24):
@@ -78,7 +78,7 @@ def test_different_contents_have_different_vectors(mini: MiniEncoder, inputs: li
         assert distances.min() > 1e-3
 
 
-def test_pictures_beyond_a_block_and_none_at_all(
+def test_images_beyond_a_block_and_none_at_all(
     mini: MiniEncoder, inputs: list[Prepared], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = mini.encode(inputs)

@@ -83,7 +83,7 @@ def test_a_state_cannot_write_outside_its_folder(encoder: SentenceEncoder) -> No
         load_encoder(encoder.config(), {"file/../evil.txt": torch.zeros(1, dtype=torch.uint8)})
 
 
-def test_pictures_are_refused(encoder: SentenceEncoder) -> None:
+def test_images_are_refused(encoder: SentenceEncoder) -> None:
     with pytest.raises(BadImage, match="texts only"):
         encoder.pixels(Image.new("RGB", (3, 3)))
     with pytest.raises(BadModel, match="texts only"):

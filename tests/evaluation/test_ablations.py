@@ -343,11 +343,11 @@ def test_wrong_requests_are_refused_before_any_work(bench: Path, tmp_path: Path)
 
 def test_vectors_of_other_encoders_are_their_own(bench: Path, tmp_path: Path) -> None:
     model, images = tiny_model(), sorted(str(path) for path in (bench / "images/test").iterdir())[:2]
-    texts, pictures = module._encoder(model, tmp_path, QUIET)(module._Names(["a red bar", "a cat"], images))
+    texts, photos = module._encoder(model, tmp_path, QUIET)(module._Names(["a red bar", "a cat"], images))
     expected = model.encode_items([Item("a", text="a red bar"), Item("b", text="a cat")]).text
     np.testing.assert_allclose(texts, [*expected, np.zeros(model.dim)], atol=1e-3)
     expected = model.encode_items([Item("c", image=images[0]), Item("d", image=images[1])]).image
-    np.testing.assert_allclose(pictures, [*expected, np.zeros(model.dim)], atol=1e-3)
+    np.testing.assert_allclose(photos, [*expected, np.zeros(model.dim)], atol=1e-3)
 
 
 def test_the_vectors_are_those_of_the_models_heads(bench: Path, tmp_path: Path, mini: Any) -> None:
@@ -355,12 +355,12 @@ def test_the_vectors_are_those_of_the_models_heads(bench: Path, tmp_path: Path, 
     model = tiny_model()
     model.encoder = mini
     images = sorted(str(path) for path in (bench / "images/test").iterdir())[:3]
-    texts, pictures = module._encoder(model, tmp_path, QUIET)(module._Names(["A red square.", "Find it."], images))
+    texts, photos = module._encoder(model, tmp_path, QUIET)(module._Names(["A red square.", "Find it."], images))
     expected = mini.encode([Prepared(None, "Find it."), Prepared(mini.pixels(load_image(images[2])), "")])
     np.testing.assert_allclose(texts[1], expected.text[0], atol=2e-3)
-    np.testing.assert_allclose(pictures[2], expected.image[1], atol=2e-2)
+    np.testing.assert_allclose(photos[2], expected.image[1], atol=2e-2)
     assert not texts[-1].any()
-    assert not pictures[-1].any()
+    assert not photos[-1].any()
 
 
 @pytest.mark.slow

@@ -141,15 +141,15 @@ def test_what_a_method_keeps_of_an_item(scores: list[Score]) -> None:
     assert {s.method: s.bytes for s in scores} == expected | {m: vector + codes for m in ("rerank", "fast")}
 
 
-def test_the_querys_own_picture_is_no_answer(model: Genius, bench: Benchmark) -> None:
-    """From picture to picture with the same instruction for all, the nearest is the picture itself."""
+def test_the_querys_own_image_is_no_answer(model: Genius, bench: Benchmark) -> None:
+    """From image to image with the same instruction for all, the nearest is the image itself."""
     task = Task(DATASET, 4)
     query = bench.queries(task, "test")[0]
     pool = bench.pool(task, "test")
     items = model.encode_items([bench.item(one) for one in pool])
-    pictures = model.encode_queries([bench.query(query)]).image
-    assert pool[int(np.argmax(items.image @ pictures[0]))].image_path == query.image_path
-    # With two pictures a shape, the right one is the only other; the own one would take a place of the first two.
+    images = model.encode_queries([bench.query(query)]).image
+    assert pool[int(np.argmax(items.image @ images[0]))].image_path == query.image_path
+    # With two images a shape, the right one is the only other; the own one would take a place of the first two.
     only = [c for c in pool if "circle" in c.did]
     data = SplitData(
         [TaskData(task, ["q"], np.array([0]), np.array([0]), [np.array([1])], np.arange(2))],
@@ -162,7 +162,7 @@ def test_the_querys_own_picture_is_no_answer(model: Genius, bench: Benchmark) ->
     assert case.score().ndcg == 1
     data.tasks[0].positives[0] = np.array([0])
     assert case.score().recall == {1: 0, 5: 0, 10: 0}
-    data.tasks[0].positives[0] = np.array([0, 1])  # its own picture is nothing that could have been found, either
+    data.tasks[0].positives[0] = np.array([0, 1])  # its own image is nothing that could have been found, either
     assert case.score().ndcg == 1
 
 
@@ -184,7 +184,7 @@ class Case:
 
 
 def make_case(seed: int, queries: int, candidates: int, answers: int) -> Case:
-    """Random candidates, pool, own pictures, positives and rankings; some rankings end early."""
+    """Random candidates, pool, own images, positives and rankings; some rankings end early."""
     rng = np.random.default_rng(seed)
     image = rng.integers(-1, 4, candidates)
     text = np.where(image < 0, 0, rng.integers(-1, 1, candidates))
@@ -237,8 +237,8 @@ def test_fashion_data_sets_are_measured_at_20_and_50_too() -> None:
     assert expected[10] < expected[20] < expected[50]
 
 
-def test_answers_beyond_the_last_cut_make_up_for_own_pictures(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
-    """A narrow pool of copies: eight candidates show the query's own picture, nine do not."""
+def test_answers_beyond_the_last_cut_make_up_for_own_images(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
+    """A narrow pool of copies: eight candidates show the query's own image, nine do not."""
     write_tiny_benchmark(tmp_path, tasks=(4,))
     copy = Benchmark(tmp_path)
     file = tmp_path / "cand_pool/global/mbeir_union_test_cand_pool.jsonl"
@@ -400,7 +400,7 @@ def test_a_query_whose_answers_are_not_in_its_pool_is_named(model: Genius, tmp_p
     assert len(scores) == 1
 
 
-def test_a_task_whose_every_answer_shows_the_querys_own_picture_is_named(model: Genius, tmp_path: Path) -> None:
+def test_a_task_whose_every_answer_shows_the_querys_own_image_is_named(model: Genius, tmp_path: Path) -> None:
     bench = write_tiny_benchmark(tmp_path, tasks=(4,))
     file = tmp_path / f"query/test/mbeir_{DATASET}_task4_test.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -438,7 +438,7 @@ def test_vectors_and_ids_of_another_model_are_refused(model: Genius, bench: Benc
         scored(replace(made, codes=made.codes + 8))
     with pytest.raises(BadModel, match="do not fit 18 candidates"):
         scored(replace(made, codes=made.codes[:5]))
-    with pytest.raises(BadData, match="pictures hold values that are not numbers"):
+    with pytest.raises(BadData, match="images hold values that are not numbers"):
         scored(replace(made, images=np.full_like(made.images, np.nan)))
 
 
@@ -455,24 +455,24 @@ def test_a_model_without_a_quantizer_searches_by_all_but_its_codes(model: Genius
 
 
 def test_only_what_is_searched_is_encoded(model: Genius, tmp_path: Path) -> None:
-    """From text to text in its own pool, no picture is opened."""
+    """From text to text in its own pool, no image is opened."""
     bench = write_tiny_benchmark(tmp_path)
     for file in tmp_path.glob("images/test/*"):
         file.unlink()
     asked = {"tasks": ["shapes_task1"], "methods": ("exact",), "console": QUIET}
     assert len(evaluate(model, bench, settings=("local",), **asked)) == 1
-    with pytest.raises(BadData, match="picture cannot be read"):
+    with pytest.raises(BadData, match="image cannot be read"):
         evaluate(model, bench, settings=("local", "global"), **asked)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a picture"])
-def test_a_picture_that_cannot_be_read_is_named(model: Genius, tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"not an image"])
+def test_a_image_that_cannot_be_read_is_named(model: Genius, tmp_path: Path, content: bytes | None) -> None:
     bench = write_tiny_benchmark(tmp_path)
     file = tmp_path / f"images/test/{COLOURS['test'][0]}_{SHAPES['test'][1]}.png"
     file.unlink()
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(BadData, match=f"picture cannot be read: {file}"):
+    with pytest.raises(BadData, match=f"image cannot be read: {file}"):
         evaluate(model, bench, console=QUIET)
 
 
@@ -482,7 +482,7 @@ def test_an_unknown_split_is_refused(model: Genius, bench: Benchmark) -> None:
 
 
 def test_a_benchmark_of_texts_alone(model: Genius, tmp_path: Path) -> None:
-    """No picture anywhere: there is nothing to encode, and that is no mistake."""
+    """No image anywhere: there is nothing to encode, and that is no mistake."""
     bench = write_tiny_benchmark(tmp_path, tasks=(1,))
     for split in ("global/mbeir_union_test", f"local/mbeir_{DATASET}_task1_test"):
         file = tmp_path / f"cand_pool/{split}_cand_pool.jsonl"

@@ -86,8 +86,8 @@ def test_trec_eval_reads_the_files_and_finds_the_same_figures(folder: Path) -> N
         assert theirs["ndcg_cut_10"] == pytest.approx(score.ndcg)
 
 
-def test_the_querys_own_picture_is_not_in_the_files(folder: Path) -> None:
-    """A query of task 4 is named after its picture, and so are candidates."""
+def test_the_querys_own_image_is_not_in_the_files(folder: Path) -> None:
+    """A query of task 4 is named after its image, and so are candidates."""
     for file in (folder / "trec").rglob("shapes_task4.*"):
         pairs = [line.split()[:3:2] for line in file.read_text().splitlines()]
         assert pairs

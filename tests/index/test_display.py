@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from IPython.core.formatters import DisplayFormatter
@@ -76,9 +76,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     index = Index.create(tmp_path_factory.mktemp("notebook") / "things.genius", tiny_model())
     index.add(
         [
-            Item("p1", image=picture("red", (800, 400)), metadata={"year": 1999}),
+            Item("p1", image=draw_image("red", (800, 400)), metadata={"year": 1999}),
             Item("t1", "the cat sleeps on the sofa", metadata={"lang": "en"}),
-            Item("x1", "a red car", picture("blue")),
+            Item("x1", "a red car", draw_image("blue")),
         ]
     )
     return index
@@ -88,15 +88,15 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 def test_a_hit_shows_id_score_kind_codes_text_and_on_hover_its_metadata():
-    item = Item("x1", "a red car", picture("red"), {"year": 1999, "tags": ["fast", "loud"]})
+    item = Item("x1", "a red car", draw_image("red"), {"year": 1999, "tags": ["fast", "loud"]})
     page = well_formed(hits_html(Hits([Hit("x1", 0.8312, Modality.IMAGE_TEXT, (2, 17, 203), item)])))
-    for part in ("1 hit", "x1", "0.831", "picture + text", "a red car", "17", "203"):
+    for part in ("1 hit", "x1", "0.831", "image + text", "a red car", "17", "203"):
         assert part in page.text
     assert 'year: 1999\ntags: ["fast", "loud"]' in page.titles
     assert page.all("img")[0]["alt"] == "a red car"
 
 
-def test_pictures_are_made_small():
+def test_images_are_made_small():
     noise = Image.effect_noise((1500, 900), 90).convert("RGB")
     (image,) = well_formed(hit_html(hit("p", Item("p", image=noise), Modality.IMAGE))).all("img")
     data = base64.b64decode(image["src"].partition(",")[2])
@@ -123,7 +123,7 @@ def test_codes_that_hits_share_from_the_beginning_have_a_colour():
 
 def test_an_index_shows_what_it_holds(index):
     page = well_formed(index_html(index))
-    for part in ("things.genius: 3 items", "1 picture, 1 text, 1 pair", "1 of 3, 3 of 8", "embeddings"):
+    for part in ("things.genius: 3 items", "1 image, 1 text, 1 pair", "1 of 3, 3 of 8", "embeddings"):
         assert part in page.text
     assert "lang (text)" in page.text
     assert "year (number)" in page.text
@@ -133,10 +133,10 @@ def test_an_index_shows_what_it_holds(index):
 def test_an_empty_index_and_one_of_vectors_alone_are_shown_too(tmp_path):
     index = Index.create(tmp_path / "new.genius", tiny_model())
     assert "nothing yet" in well_formed(index_html(index)).text
-    index.add_vectors(["v"], index.model.encode_items([Item("v", image=picture("red"))]))
+    index.add_vectors(["v"], index.model.encode_items([Item("v", image=draw_image("red"))]))
     assert "vector only" in well_formed(index_html(index)).text
     (found,) = index.search(Query(text="red"), k=1)
-    assert "The picture is not at hand." in well_formed(hit_html(found)).text
+    assert "The image is not at hand." in well_formed(hit_html(found)).text
 
 
 # What could go wrong
@@ -146,14 +146,14 @@ def test_an_empty_index_and_one_of_vectors_alone_are_shown_too(tmp_path):
     ("source", "reason"),
     [
         ("/nowhere/cat.png", "there is no such file"),
-        (b"GIF89a, but no more", "not a picture|truncated or damaged"),
+        (b"GIF89a, but no more", "not an image|truncated or damaged"),
         (b"", "empty"),
         ("https://example.com/cat.png", "not fetched from the network"),
         ("zero\0byte", "cannot be opened|no such file"),
     ],
 )
-def test_a_picture_that_cannot_be_shown_leaves_its_reason_and_the_others(source, reason):
-    good = hit("good", Item("good", image=picture("red")), Modality.IMAGE)
+def test_a_image_that_cannot_be_shown_leaves_its_reason_and_the_others(source, reason):
+    good = hit("good", Item("good", image=draw_image("red")), Modality.IMAGE)
     bad = hit("bad", Item("bad", image=source), Modality.IMAGE)
     page = well_formed(hits_html([bad, good]))
     assert re.search(reason, page.text)
@@ -161,12 +161,12 @@ def test_a_picture_that_cannot_be_shown_leaves_its_reason_and_the_others(source,
     assert len(page.all("img")) == 1
 
 
-def test_even_a_broken_picture_object_leaves_the_others(monkeypatch):
+def test_even_a_broken_image_object_leaves_the_others(monkeypatch):
     def fail(source):
         raise MemoryError("no room")
 
     monkeypatch.setattr("genius.index.display.load_image", fail)
-    page = well_formed(hits_html([hit("p", Item("p", image=picture("red")), Modality.IMAGE)]))
+    page = well_formed(hits_html([hit("p", Item("p", image=draw_image("red")), Modality.IMAGE)]))
     assert "no room" in page.text
 
 
@@ -223,7 +223,7 @@ def test_a_notebook_chooses_the_html_form(index):
         assert data["text/plain"]
 
 
-def test_a_kernel_shows_an_index_and_hits_with_their_pictures(index, tmp_path):
+def test_a_kernel_shows_an_index_and_hits_with_their_images(index, tmp_path):
     """The real thing: a notebook run by a kernel in a process of its own."""
     code = f"""
 import sys

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 from PIL import Image
 
 import genius.index.export
@@ -37,10 +37,10 @@ def model() -> Genius:
 
 @pytest.fixture
 def index(model, tmp_path) -> Index:
-    """Texts, pictures by path and by bytes, pairs; two of the pictures are the same."""
+    """Texts, images by path and by bytes, pairs; two of the images are the same."""
     for colour in ("red", "green"):
-        picture(colour).save(tmp_path / f"{colour} one.png")
-    picture("blue").save(tmp_path / "blue.jpg")
+        draw_image(colour).save(tmp_path / f"{colour} one.png")
+    draw_image("blue").save(tmp_path / "blue.jpg")
     index = Index.create(tmp_path / "index", model)
     index.add(
         [
@@ -67,7 +67,7 @@ def contents(index: Index) -> dict[str, tuple[object, ...]]:
 
 
 def answers(index: Index) -> list[list[tuple[str, float]]]:
-    queries = [Query(text="a text about blue"), Query(image=picture("red")), Query(text="日本語", target="text")]
+    queries = [Query(text="a text about blue"), Query(image=draw_image("red")), Query(text="日本語", target="text")]
     return [[(hit.id, hit.score) for hit in hits] for hits in index.search(queries, k=len(index))]
 
 
@@ -110,12 +110,12 @@ def test_an_mbeir_folder_comes_back_but_for_fields_with_names_of_its_own(index, 
         assert all(not Path(path).is_absolute() and (tmp_path / "bench" / path).is_file() for path in paths)
 
 
-def test_equal_pictures_are_written_once_and_can_be_told_by_their_names(index, tmp_path):
+def test_equal_images_are_written_once_and_can_be_told_by_their_names(index, tmp_path):
     report = export(index, tmp_path / "out.jsonl")
-    files = [file for file in (tmp_path / "out_pictures").rglob("*") if file.is_file()]
-    assert report.pictures == len(files) == 2  # one of the same bytes, one of PIL's
+    files = [file for file in (tmp_path / "out_images").rglob("*") if file.is_file()]
+    assert report.images == len(files) == 2  # one of the same bytes, one of PIL's
     assert sorted(file.suffix for file in files) == [".jpeg", ".png"]
-    assert export(index, tmp_path / "all.jsonl", copy_images=True).pictures == 4
+    assert export(index, tmp_path / "all.jsonl", copy_images=True).images == 4
 
 
 def test_parquet_has_plain_columns(index, tmp_path):
@@ -127,7 +127,7 @@ def test_parquet_has_plain_columns(index, tmp_path):
     assert rows["bytes"]["image"] == {"bytes": (tmp_path / "blue.jpg").read_bytes(), "path": None}
 
 
-def test_a_picture_that_is_gone_is_named_and_its_path_exported(index, tmp_path):
+def test_a_image_that_is_gone_is_named_and_its_path_exported(index, tmp_path):
     (tmp_path / "red one.png").unlink()
     report = export(index, tmp_path / "out.jsonl", copy_images=True)
     assert [error.id for error in report.bad] == ["path"]
@@ -159,7 +159,7 @@ def test_an_empty_index_can_be_exported(model, tmp_path):
 
 def test_nothing_is_overwritten(index, tmp_path):
     (tmp_path / "out.jsonl").write_text("mine")
-    (tmp_path / "b_pictures").mkdir()
+    (tmp_path / "b_images").mkdir()
     for name in ("out.jsonl", "b.jsonl", "index"):
         with pytest.raises(BadData, match="exists already"):
             export(index, tmp_path / name, "mbeir" if name == "index" else None)
@@ -202,7 +202,7 @@ def test_memory_does_not_grow_with_the_index(model, tmp_path, monkeypatch, name)
     monkeypatch.setattr(genius.index.export, "_ROWS", 8)
     monkeypatch.setattr(genius.index.export, "_GROUP_BYTES", 1 << 20)
     index = Index.create(tmp_path / "index", model)
-    noise = np.random.default_rng(0).integers(0, 255, (64, 100, 300, 3), np.uint8)  # 64 pictures of 90 kB
+    noise = np.random.default_rng(0).integers(0, 255, (64, 100, 300, 3), np.uint8)  # 64 images of 90 kB
     index.add([Item(f"p{i}", image=Image.fromarray(pixels)) for i, pixels in enumerate(noise)])
     tracemalloc.start()
     export(index, tmp_path / name)

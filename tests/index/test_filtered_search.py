@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,15 +19,19 @@ from genius.search.searcher import MODES
 
 WORDS = ["cat", "dog", "sofa", "beach", "mountain", "car", "tree", "river", "bread", "lamp", "violin", "snow"]
 LANGUAGES = ["en", "de", "it's", None]
-QUERIES = [Query(text="cat on a sofa"), Query(text="snow", target="text"), Query(image=picture("red"), target="image")]
+QUERIES = [
+    Query(text="cat on a sofa"),
+    Query(text="snow", target="text"),
+    Query(image=draw_image("red"), target="image"),
+]
 
 
 def items(n: int, start: int = 0) -> list[Item]:
-    """Texts, pictures and pairs; some are alike and share an ID."""
+    """Texts, images and pairs; some are alike and share an ID."""
     made = []
     for i in range(start, start + n):
         text = f"{WORDS[i % 12]} {WORDS[i // 12 % 5]}" if i % 4 else None
-        image = picture(["red", "green", "blue", "white"][i // 4 % 4]) if i % 4 in (0, 3) else None
+        image = draw_image(["red", "green", "blue", "white"][i // 4 % 4]) if i % 4 in (0, 3) else None
         metadata = {"lang": LANGUAGES[i % 4], "year": 1990 + i, "good": i % 2 == 0, "tags": ["a", str(i)]}
         made.append(Item(f"i{i}", text, image, metadata))
     return made

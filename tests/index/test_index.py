@@ -11,7 +11,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from fakes import TinyEncoder, picture, tiny_model
+from fakes import TinyEncoder, draw_image, tiny_model
 from PIL import Image
 
 from genius.data.items import Item, Modality, Query
@@ -49,7 +49,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def file_of(colour: str, path: Path) -> Path:
-    picture(colour).save(path)
+    draw_image(colour).save(path)
     return path
 
 
@@ -81,9 +81,9 @@ def test_an_item_is_found_by_its_own_words(index):
     assert hit.codes[0] == Modality.TEXT
 
 
-def test_pictures_come_back_as_they_were_given(index, tmp_path):
+def test_images_come_back_as_they_were_given(index, tmp_path):
     data = file_of("red", tmp_path / "red.png").read_bytes()
-    drawn = picture("blue")
+    drawn = draw_image("blue")
     report = index.add(
         [Item("path", image=tmp_path / "red.png"), Item("bytes", image=data, text="red"), Item("pil", image=drawn)]
     )
@@ -94,7 +94,7 @@ def test_pictures_come_back_as_they_were_given(index, tmp_path):
     assert Image.open(io.BytesIO(index.get("pil").image)).tobytes() == drawn.tobytes()
 
 
-def test_stored_pictures_need_no_files(tmp_path, model):
+def test_stored_images_need_no_files(tmp_path, model):
     index = Index.create(tmp_path / "i", model, store_images=True)
     data = file_of("red", tmp_path / "red.png").read_bytes()
     index.add([Item("red", image=tmp_path / "red.png")])
@@ -306,7 +306,7 @@ def test_bad_items_are_listed_and_good_ones_added(index, tmp_path):
     assert "web page" in reasons["page"]
     assert "no such file" in reasons["missing"]
     assert "megapixels" in reasons["bomb"]
-    assert "neither text nor a picture" in reasons["nothing"]
+    assert "neither text nor an image" in reasons["nothing"]
     assert "not numbers" in reasons["nan"]
     assert reasons["row 7"] == "the row has no columns"
     assert "good" in index
@@ -314,11 +314,11 @@ def test_bad_items_are_listed_and_good_ones_added(index, tmp_path):
     assert "nan" not in index
 
 
-def test_unusual_pictures_are_read(index, tmp_path):
-    frames = [picture("red"), picture("blue")]
+def test_unusual_images_are_read(index, tmp_path):
+    frames = [draw_image("red"), draw_image("blue")]
     frames[0].save(tmp_path / "animated.gif", save_all=True, append_images=frames[1:])
-    picture("red").convert("CMYK").save(tmp_path / "cmyk.jpg")
-    picture("red").convert("P").save(tmp_path / "palette.png")
+    draw_image("red").convert("CMYK").save(tmp_path / "cmyk.jpg")
+    draw_image("red").convert("P").save(tmp_path / "palette.png")
     names = ["animated.gif", "cmyk.jpg", "palette.png"]
     report = index.add([Item(name, image=tmp_path / name) for name in names])
     assert (report.added, report.bad) == (3, [])
@@ -354,9 +354,9 @@ def test_nothing_at_all_can_be_added(index):
     assert len(index) == 0
 
 
-def test_picture_names_that_are_no_text_are_refused(index, tmp_path):
+def test_image_names_that_are_no_text_are_refused(index, tmp_path):
     name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
-    picture("red").save(name, "PNG")
+    draw_image("red").save(name, "PNG")
     report = index.add([Item("odd", image=name)])
     assert "Rename the file" in bad_ids(report)["odd"]
 
@@ -536,12 +536,12 @@ def test_an_index_that_cannot_be_finished_can_be_created_again(tmp_path, model, 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_list_of_queries_is_answered_as_each_alone(index, mode):
-    index.add([*texts(40), *[Item(c, image=picture(c)) for c in ("red", "green", "blue", "white")]])
+    index.add([*texts(40), *[Item(c, image=draw_image(c)) for c in ("red", "green", "blue", "white")]])
     queries = [
         Query(text="cat and dog"),
-        Query(image=picture("red")),
+        Query(image=draw_image("red")),
         Query(text="violin", target="text"),
-        Query(text="snow", image=picture("white"), target="image"),
+        Query(text="snow", image=draw_image("white"), target="image"),
     ]
     together = index.search(queries, k=5, mode=mode)
     alone = [index.search(query, k=5, mode=mode) for query in queries]
@@ -568,7 +568,7 @@ def test_impossible_searches_are_refused(index):
     with pytest.raises(GeniusError, match=r"Write Query\(text=\.\.\.\)"):
         index.search("cat")
     with pytest.raises(BadItem, match="there is no such file"):
-        index.search(Query(image="no/such/picture.png"))
+        index.search(Query(image="no/such/image.png"))
 
 
 def test_without_embeddings_the_index_still_searches(tmp_path, model):
@@ -598,7 +598,9 @@ def test_ready_vectors_can_be_searched_with(index, model):
 
 
 def test_info_counts(index, model, tmp_path):
-    index.add([Item("a", "text"), Item("b", "text"), Item("c", image=picture("red")), Item("d", "x", picture("red"))])
+    index.add(
+        [Item("a", "text"), Item("b", "text"), Item("c", image=draw_image("red")), Item("d", "x", draw_image("red"))]
+    )
     info = index.info()
     assert info.items == 4
     assert info.modalities == {"image": 1, "text": 2, "image,text": 1}
@@ -608,7 +610,7 @@ def test_info_counts(index, model, tmp_path):
 
 
 def test_a_sound_index_verifies(index):
-    index.add([*texts(20), Item("red", image=picture("red"))])
+    index.add([*texts(20), Item("red", image=draw_image("red"))])
     assert index.verify() == []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import lance
 import numpy as np
 import pytest
-from fakes import LEVELS, TinyEncoder, picture, tiny_model
+from fakes import LEVELS, TinyEncoder, draw_image, tiny_model
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ from genius.model.genius import Genius
 from genius.search.searcher import MODES
 
 WORDS = ["cat", "dog", "sofa", "beach", "mountain", "car", "tree", "river", "bread", "lamp", "violin", "snow"]
-QUERIES = [Query(text="cat on a sofa"), Query(text="snow", target="text"), Query(image=picture("red"))]
+QUERIES = [Query(text="cat on a sofa"), Query(text="snow", target="text"), Query(image=draw_image("red"))]
 NOW = timedelta(0)
 
 
@@ -185,8 +185,8 @@ def test_a_broken_off_addition_is_completed_by_repeating_it(index, monkeypatch, 
 
 def test_only_what_changed_is_encoded(index, encoded, tmp_path):
     red, other = tmp_path / "red.png", tmp_path / "other.png"
-    picture("red").save(red)
-    picture("red").save(other)
+    draw_image("red").save(red)
+    draw_image("red").save(other)
     index.add([*texts(10), Item("red", image=red)])
     codes = {hit.id: hit.codes for hit in index.search(Query(text="cat"), k=20)}
     encoded.clear()
@@ -227,7 +227,7 @@ def test_a_change_and_back_in_one_call(index):
 
 
 def test_items_added_as_vectors_are_found_like_others(index, model, tmp_path):
-    items = [*texts(20), Item("red", image=picture("red")), Item("both", "red", picture("red"))]
+    items = [*texts(20), Item("red", image=draw_image("red")), Item("both", "red", draw_image("red"))]
     index.add_vectors([item.id for item in items], model.encode_items(items), [{"place": i} for i in range(len(items))])
     other = Index.create(tmp_path / "other", model)
     other.add(items)
@@ -470,7 +470,7 @@ def test_compacting_removes_what_broken_off_writes_left(index, model):
 def test_another_model_takes_over_in_one_step(tmp_path, model):
     saved, other = tmp_path / "model", tiny_model(seed=1)
     index = Index.create(tmp_path / "i", model)
-    index.add([*texts(30), Item("red", "red", picture("red"))])
+    index.add([*texts(30), Item("red", "red", draw_image("red"))])
     reader = Index.open(index.path, model)
     before, items = answers(reader), content(index)
     number = index.version
@@ -528,19 +528,19 @@ def test_a_writer_that_was_overtaken_by_a_new_model_stops(index, model, monkeypa
 
 def test_the_same_model_mends_codes_and_keeps_what_it_cannot_encode(index, model, tmp_path):
     gone, changed = tmp_path / "gone.png", tmp_path / "changed.png"
-    picture("red").save(gone)
-    picture("blue").save(changed)
+    draw_image("red").save(gone)
+    draw_image("blue").save(changed)
     index.add([*texts(10), Item("gone", image=gone), Item("changed", image=changed)])
     index.add_vectors(["vector"], model.encode_items([text(20)]))
     codes = dict(zip(content(index), index.codes.tolist(), strict=True))
     index.dataset.checkout_version(index.version).update({"code1": "7 - code1"}, where="id = 't3'")
     gone.unlink()
-    picture("white").save(changed)
+    draw_image("white").save(changed)
     assert index.refresh()
     report = index.reindex()
     assert (report.added, report.unchanged, [bad.id for bad in report.bad]) == (11, 1, ["gone"])
     now = dict(zip(content(index), index.codes.tolist(), strict=True))
-    white = model.codes(model.encode_items([Item("white", image=picture("white"))]))[0].tolist()
+    white = model.codes(model.encode_items([Item("white", image=draw_image("white"))]))[0].tolist()
     assert now == codes | {"changed": white}
     assert len(white) == 1 + LEVELS
     assert index.header.generation == 1
@@ -549,7 +549,7 @@ def test_the_same_model_mends_codes_and_keeps_what_it_cannot_encode(index, model
 
 def test_another_model_refuses_what_it_cannot_encode_and_changes_nothing(index, model, tmp_path):
     gone = tmp_path / "gone.png"
-    picture("red").save(gone)
+    draw_image("red").save(gone)
     index.add([*texts(5), Item("gone", image=gone)])
     index.add_vectors(["v0", "v1"], model.encode_items(texts(2)))
     version = index.version
@@ -558,9 +558,9 @@ def test_another_model_refuses_what_it_cannot_encode_and_changes_nothing(index, 
         index.reindex(other)
     index.delete(["v0", "v1"])
     gone.unlink()
-    with pytest.raises(BadIndex, match=r"pictures of 1 items of .* are gone .the first is 'gone'"):
+    with pytest.raises(BadIndex, match=r"images of 1 items of .* are gone .the first is 'gone'"):
         index.reindex(other)
-    gone.write_text("no picture")
+    gone.write_text("no image")
     with pytest.raises(BadIndex, match=r"gone: .*Nothing was changed"):
         index.reindex(other)
     assert index.version == version + 1

@@ -8,7 +8,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 from lance.file import LanceFileReader
 
 from genius.cli.app import main
@@ -45,9 +45,9 @@ def texts(prefix: str = "t", count: int = 8) -> list[Item]:
 
 @pytest.fixture
 def index(tmp_path) -> Index:
-    """Two fragments of texts, and pictures by path, by bytes and with text."""
+    """Two fragments of texts, and images by path, by bytes and with text."""
     for colour in ("red", "green", "blue"):
-        picture(colour).save(tmp_path / f"{colour}.png")
+        draw_image(colour).save(tmp_path / f"{colour}.png")
     index = make(tmp_path / "my index")
     index.add(texts("a"))
     index.add(texts("b"))
@@ -104,13 +104,13 @@ def test_a_number_of_items_is_asked_for(index):
         check(index, sample=-1)
 
 
-# Pictures
+# Images
 
 
-def test_a_missing_picture_is_named_and_deleting_the_item_mends_it(index, tmp_path):
+def test_a_missing_image_is_named_and_deleting_the_item_mends_it(index, tmp_path):
     (tmp_path / "red.png").unlink()
     (problem,) = check(index, deep=True)
-    assert kinds([problem]) == [("picture", "red")]
+    assert kinds([problem]) == [("image", "red")]
     assert f"{tmp_path / 'red.png'} is gone" in problem.message
     assert run(problem.repair) == 0
     assert check(index) == []
@@ -127,18 +127,18 @@ def test_repairs_can_be_pasted_whatever_the_id(index, tmp_path, id):
     assert check(index) == []
 
 
-def test_a_picture_that_was_exchanged_is_found_and_indexing_anew_mends_it(index, tmp_path):
+def test_a_image_that_was_exchanged_is_found_and_indexing_anew_mends_it(index, tmp_path):
     shutil.copy(tmp_path / "green.png", tmp_path / "red.png")
     assert check(index, sample=0) == []  # not looked into
     (problem,) = check(index, deep=True)
     assert kinds([problem]) == [("content", "red")]
     assert run(problem.repair) == 0
     assert check(index, deep=True) == []
-    query = Query(image=picture("green"), target="image", instruction="")
+    query = Query(image=draw_image("green"), target="image", instruction="")
     assert Index.open(index.path).search(query, k=1)[0].id == "red"
 
 
-def test_a_picture_that_is_no_picture_any_more_is_found(index, tmp_path):
+def test_a_image_that_is_no_image_any_more_is_found(index, tmp_path):
     (tmp_path / "red.png").write_bytes(b"<html>")
     (problem,) = check(index, deep=True)
     assert kinds([problem]) == [("content", "red")]
@@ -240,7 +240,7 @@ def test_a_text_that_was_damaged_is_found_and_adding_the_item_again_mends_it(ind
     assert check(index, deep=True) == []
 
 
-def test_a_kept_picture_or_metadata_that_was_damaged_is_found(index, tmp_path):
+def test_a_kept_image_or_metadata_that_was_damaged_is_found(index, tmp_path):
     rewrite(index, "blue", "image_bytes", (tmp_path / "blue.png").read_bytes()[:-1])
     rewrite(index, "a1", "metadata", '{"n": 1')
     assert sorted(kinds(check(index, deep=True))) == [("content", "a1"), ("content", "blue")]
@@ -385,5 +385,5 @@ def test_problems_come_one_after_the_other(index, tmp_path):
     data_file(index, 0).unlink()
     problems = find_problems(Index.open(index.path))
     assert next(problems).kind == "fragment"
-    assert next(problems).kind == "picture"
+    assert next(problems).kind == "image"
     assert next(problems, None) is None

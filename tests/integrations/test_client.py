@@ -50,7 +50,7 @@ def served(paths: dict[str, Path], **limits: Any) -> Iterator[str]:
 
 
 def same(found: Hits, expected: list[Hit]) -> None:
-    """All but the pictures, which stay with the service; scores are rounded by batches and JSON."""
+    """All but the images, which stay with the service; scores are rounded by batches and JSON."""
     assert [hit.id for hit in found] == [hit.id for hit in expected]
     assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-4)
     for one, other in zip(found, expected, strict=True):
@@ -110,7 +110,7 @@ def test_a_search_finds_what_the_index_finds(client, index, query, options):
     same(client.search(query, **options), index.search(query, **options))
 
 
-def test_a_picture_can_be_a_path_bytes_or_a_pil_image(client, index, tmp_path):
+def test_a_image_can_be_a_path_bytes_or_a_pil_image(client, index, tmp_path):
     (tmp_path / "red.png").write_bytes(RED)
     expected = index.search(Query(image=RED))
     for source in (tmp_path / "red.png", str(tmp_path / "red.png"), RED, Image.open(io.BytesIO(RED))):
@@ -173,19 +173,19 @@ def test_codes_can_be_walked(client, index):
         assert [one.item.id for one in found.items] == [one.item.id for one in expected.items]
 
 
-def test_pictures_are_fetched_small_when_asked_for(client):
-    data = client.picture("pictures/red-circle.png", size=64)
+def test_images_are_fetched_small_when_asked_for(client):
+    data = client.image("images/red-circle.png", size=64)
     assert max(Image.open(io.BytesIO(data)).size) == 64
-    assert client.picture("text 0") is None
-    assert client.picture("no such") is None
+    assert client.image("text 0") is None
+    assert client.image("no such") is None
     hits = client.search(Query(text="red"), k=42)
-    with_pictures = client.with_pictures(hits, size=64)
-    assert [hit.id for hit in with_pictures] == [hit.id for hit in hits]
-    for hit in with_pictures:
+    with_images = client.with_images(hits, size=64)
+    assert [hit.id for hit in with_images] == [hit.id for hit in hits]
+    for hit in with_images:
         assert isinstance(hit.item.image, bytes) == (hit.modality is not Modality.TEXT)
 
 
-def test_a_notebook_shows_hits_with_pictures_from_the_service(client):
+def test_a_notebook_shows_hits_with_images_from_the_service(client):
     assert client.search(Query(text="red circle"), k=42)._repr_html_().count("<img") == 32
     client_of_no_one = Client("http://127.0.0.1:9")
     hits = client_module._RemoteHits(client.search(Query(text="red circle"), k=3), client_of_no_one)
@@ -204,7 +204,7 @@ def test_several_indexes_by_name(client, url):
     for ask in (
         unknown.count,
         lambda: unknown.get("text 0"),
-        lambda: unknown.picture("x"),
+        lambda: unknown.image("x"),
         lambda: unknown.delete("x"),
     ):
         with pytest.raises(NotFound, match="elsewhere"):
@@ -215,8 +215,8 @@ def test_the_services_sentence_comes_through(client):
     with pytest.raises(ServiceError, match="at most 200 is allowed") as caught:
         client.search(Query(text="star"), k=999)
     assert (caught.value.status, caught.value.field) == (422, "k")
-    with pytest.raises(ServiceError, match="picture") as caught:
-        client.search(Query(image=b"no picture"))
+    with pytest.raises(ServiceError, match="image") as caught:
+        client.search(Query(image=b"no image"))
     assert caught.value.status == 422
 
 
@@ -257,7 +257,7 @@ def test_an_item_is_written_found_and_deleted_whatever_its_id(writer, id):
     assert writer.put(Item(id, "A violet hippopotamus!", RED)) == "replaced"
     assert writer.get(id) == Item(id, "A violet hippopotamus!")
     assert writer.search(Query(text="a violet hippopotamus"), k=1)[0].id == id
-    assert writer.picture(id) is not None
+    assert writer.image(id) is not None
     assert writer.delete([id, "no such"]) == 1
     assert writer.get(id) is None
     assert writer.delete(id) == 0
@@ -274,7 +274,7 @@ def test_a_long_addition_goes_in_jobs_and_what_is_bad_is_listed(writer, monkeypa
         yield BadItem("bulk/source", "the source could not read it.")
         yield Item("bulk/gone", image=tmp_path / "gone.png")
         yield Item("bulk/blue", image=tmp_path / "blue.png")
-        yield Item("bulk/broken", image=b"no picture")
+        yield Item("bulk/broken", image=b"no image")
         yield Item("bulk/long", "word " * 1000)
         yield Item("bulk/last", "The last one.")
 
@@ -322,10 +322,10 @@ def test_langchain_over_a_client(client):
         assert [(one.id, one.page_content) for one in documents] == [(hit.id, hit.item.text) for hit in hits]
 
 
-def test_llamaindex_over_a_client_has_small_pictures(client):
-    (node,) = LlamaIndexRetriever(client, k=1, target="image", picture_size=64).retrieve("a red circle")
+def test_llamaindex_over_a_client_has_small_images(client):
+    (node,) = LlamaIndexRetriever(client, k=1, target="image", image_size=64).retrieve("a red circle")
     assert max(Image.open(io.BytesIO(base64.b64decode(node.node.image))).size) == 64
-    (node,) = LlamaIndexRetriever(client, k=1, target="image", picture_size=None).retrieve("a red circle")
+    (node,) = LlamaIndexRetriever(client, k=1, target="image", image_size=None).retrieve("a red circle")
     assert node.metadata["modality"] == "image"
 
 
@@ -484,7 +484,7 @@ def test_something_else_that_knows_no_such_address_is_not_taken_for_a_missing_it
 def test_an_address_that_the_service_does_not_have_is_not_taken_for_a_missing_item(url):
     """As when the address was given with a path that does not belong there."""
     with Client(f"{url}/v1") as lost:
-        for ask in (lambda: lost.get("a"), lambda: lost.picture("a"), lambda: lost.delete("a")):
+        for ask in (lambda: lost.get("a"), lambda: lost.image("a"), lambda: lost.delete("a")):
             with pytest.raises(NotFound, match="nothing at this address"):
                 ask()
 

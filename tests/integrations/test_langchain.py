@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
@@ -26,15 +26,15 @@ from genius.integrations.langchain import GeniusRetriever
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     folder = tmp_path_factory.mktemp("langchain")
-    picture("red").save(folder / "red.png")
+    draw_image("red").save(folder / "red.png")
     index = Index.create(folder / "things.genius", tiny_model())
     index.add(
         [
             Item("t1", "the cat sleeps on the sofa", metadata={"lang": "en", "tags": ["a"]}),
             Item("t2", "snow on the mountain", metadata={"lang": "de", "score": "mine"}),
             Item("p1", image=str(folder / "red.png")),
-            Item("p2", image=picture("blue")),
-            Item("x1", "a red car", picture("red"), {"lang": "en"}),
+            Item("p2", image=draw_image("blue")),
+            Item("x1", "a red car", draw_image("red"), {"lang": "en"}),
         ]
     )
     return index
@@ -62,7 +62,7 @@ def test_metadata_of_items_come_along_and_ours_lie_over_them(index):
     assert index.get("t2").metadata["score"] == "mine"
 
 
-def test_a_picture_in_a_file_is_named_and_bytes_are_not_put_into_metadata(index):
+def test_a_image_in_a_file_is_named_and_bytes_are_not_put_into_metadata(index):
     found = {one.id: one for one in GeniusRetriever(source=index, search_kwargs={"k": 5}).invoke("anything")}
     assert Path(found["p1"].metadata["image"]).name == "red.png"
     assert "image" not in found["p2"].metadata

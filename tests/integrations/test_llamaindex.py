@@ -1,4 +1,4 @@
-"""The LlamaIndex retriever with the real package: nodes, queries with pictures, query engines."""
+"""The LlamaIndex retriever with the real package: nodes, queries with images, query engines."""
 
 import asyncio
 import io
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 from llama_index.core.base.llms.types import ImageBlock, TextBlock
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor import SimilarityPostprocessor
@@ -24,7 +24,7 @@ from genius.integrations.llamaindex import GeniusRetriever
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llamaindex")
-    picture("red").save(folder / "red.png")
+    draw_image("red").save(folder / "red.png")
     return folder
 
 
@@ -36,8 +36,8 @@ def index(folder: Path) -> Index:
             Item("t1", "the cat sleeps on the sofa", metadata={"lang": "en"}),
             Item("t2", "snow on the mountain", metadata={"lang": "de"}),
             Item("p1", image=str(folder / "red.png")),
-            Item("p2", image=picture("blue")),
-            Item("x1", "a red car", picture("red"), {"lang": "en"}),
+            Item("p2", image=draw_image("blue")),
+            Item("x1", "a red car", draw_image("red"), {"lang": "en"}),
         ]
     )
     return index
@@ -58,7 +58,7 @@ def test_nodes_are_the_hits_in_their_order(index):
         }
 
 
-def test_a_picture_in_a_file_is_given_as_a_path_and_any_other_as_base64(index, folder):
+def test_a_image_in_a_file_is_given_as_a_path_and_any_other_as_base64(index, folder):
     nodes = {node.node_id: node.node for node in GeniusRetriever(index, k=5).retrieve("anything")}
     assert nodes["p1"].image_path == str(folder / "red.png")
     assert nodes["p1"].image is None
@@ -82,7 +82,7 @@ def test_settings_reach_query_and_search(index):
         GeniusRetriever(index, target="sounds")
 
 
-def test_a_query_can_be_a_picture_or_a_picture_and_words(index, folder):
+def test_a_query_can_be_a_image_or_a_image_and_words(index, folder):
     path = str(folder / "red.png")
     for words, text in (("", None), ("at night", "at night")):
         found = GeniusRetriever(index, k=5).retrieve(QueryBundle(words, image_path=path))
@@ -97,7 +97,7 @@ def test_embeddings_of_others_change_nothing(index):
 
 
 def test_bad_queries_are_told(index, folder):
-    with pytest.raises(GeniusError, match="neither text nor a picture"):
+    with pytest.raises(GeniusError, match="neither text nor an image"):
         GeniusRetriever(index).retrieve("")
     with pytest.raises(GeniusError, match=r"gone\.png: there is no such file"):
         GeniusRetriever(index).retrieve(QueryBundle("", image_path=str(folder / "gone.png")))
@@ -127,17 +127,17 @@ def test_postprocessors_see_the_scores(index):
     assert [node.node_id for node in found] == [hit.id for hit in hits[:2]]
 
 
-def test_a_pair_shows_a_multimodal_model_both_its_words_and_its_picture(index):
+def test_a_pair_shows_a_multimodal_model_both_its_words_and_its_image(index):
     (node,) = GeniusRetriever(index, k=1, target="image,text").retrieve("car")
     blocks = node.node.get_content_blocks(MetadataMode.LLM)
     assert any(isinstance(block, TextBlock) and block.text == "a red car" for block in blocks)
     assert any(isinstance(block, ImageBlock) and block.resolve_image().read() for block in blocks)
 
 
-def test_what_has_no_picture_at_hand_is_no_image_node(tmp_path):
+def test_what_has_no_image_at_hand_is_no_image_node(tmp_path):
     model = tiny_model()
     index = Index.create(tmp_path / "vectors.genius", model)
-    index.add_vectors(["v"], model.encode_items([Item("v", image=picture("red"))]))
+    index.add_vectors(["v"], model.encode_items([Item("v", image=draw_image("red"))]))
     (node,) = GeniusRetriever(index, k=1).retrieve("red")
     assert type(node.node) is TextNode
     assert node.metadata["modality"] == "image"

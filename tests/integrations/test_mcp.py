@@ -24,13 +24,13 @@ from genius.cli.console import named_indexes
 from genius.data.items import Item, Query
 from genius.errors import BadIndex, GeniusError
 from genius.index.index import Index
-from genius.integrations.mcp import PICTURES, THUMBNAIL, THUMBNAIL_BYTES, thumbnail
+from genius.integrations.mcp import IMAGES, THUMBNAIL, THUMBNAIL_BYTES, thumbnail
 
-RED = "pictures/red-circle.png"
+RED = "images/red-circle.png"
 
 
 def command(*indexes: object) -> list[str]:
-    return [sys.executable, "-m", "genius.cli.app", "mcp", *map(str, indexes)]
+    return [sys.executable, "-m", "genius.cli", "mcp", *map(str, indexes)]
 
 
 class Assistant:
@@ -112,7 +112,7 @@ def assistant(log: Path, written: Path) -> Iterator[Assistant]:
             yield one
 
 
-def pictures(result: types.CallToolResult) -> list[Image.Image]:
+def images(result: types.CallToolResult) -> list[Image.Image]:
     shown = [block for block in result.content if isinstance(block, types.ImageContent)]
     assert all(block.mime_type == "image/jpeg" for block in shown)
     data = [base64.b64decode(block.data) for block in shown]
@@ -173,22 +173,22 @@ def test_words_find_what_the_index_itself_finds(assistant: Assistant) -> None:
         assert found["index"] == "shapes"
 
 
-def test_a_picture_finds_itself_and_comes_back_small(assistant: Assistant) -> None:
+def test_a_image_finds_itself_and_comes_back_small(assistant: Assistant) -> None:
     encoded = base64.b64encode(png("red circle")).decode()
     for image in (encoded, f"data:image/png;base64,{encoded}"):
-        result = assistant.call("search", image=image, target="image", k=6, pictures=3)
+        result = assistant.call("search", image=image, target="image", k=6, images=3)
         found = cast(dict[str, Any], result.structured_content)
         assert ids(found)[0] == RED
-        assert [hit["has_picture"] for hit in found["hits"]] == [True] * 6
-        shown = pictures(result)
+        assert [hit["has_image"] for hit in found["hits"]] == [True] * 6
+        shown = images(result)
         assert [one.size for one in shown] == [(64, 64)] * 3
         captions = [block.text for block in result.content[1:] if isinstance(block, types.TextContent)]
-        assert captions == [f"Picture of {id}:" for id in ids(found)[:3]]
+        assert captions == [f"Image of {id}:" for id in ids(found)[:3]]
 
 
-def test_no_pictures_are_sent_to_those_who_want_none(assistant: Assistant) -> None:
-    assert pictures(assistant.call("search", text="a circle", target="image", pictures=0)) == []
-    assert len(pictures(assistant.call("search", text="a circle", target="image", k=50, pictures=PICTURES))) == PICTURES
+def test_no_images_are_sent_to_those_who_want_none(assistant: Assistant) -> None:
+    assert images(assistant.call("search", text="a circle", target="image", images=0)) == []
+    assert len(images(assistant.call("search", text="a circle", target="image", k=50, images=IMAGES))) == IMAGES
 
 
 def test_an_item_can_be_searched_with_alone_or_changed_by_words(assistant: Assistant) -> None:
@@ -217,8 +217,8 @@ def test_an_item_is_shown_whole(assistant: Assistant) -> None:
     assert item["metadata"] == {"colour": "red", "shape": "circle", "number": 0, "tags": ["red", "circle"]}
     assert item["modality"] == "image"
     assert item["text"] is None
-    (picture,) = pictures(result)
-    assert picture.convert("RGB").getpixel((32, 32)) == pytest.approx((255, 0, 0), abs=12)
+    (image,) = images(result)
+    assert image.convert("RGB").getpixel((32, 32)) == pytest.approx((255, 0, 0), abs=12)
     assert assistant.ask("get_item", id="text 7")["item"]["text"] == "猫が寝ています。"
 
 
@@ -283,7 +283,7 @@ def test_what_another_program_writes_is_found(assistant: Assistant, written: Pat
         ({"image": "%%%"}, "not base64"),
         ({"image": "/etc/passwd"}, "image"),
         ({"image": "https://example.com/cat.png"}, "not base64"),
-        ({"image": base64.b64encode(png("red circle")[:100]).decode()}, "picture"),
+        ({"image": base64.b64encode(png("red circle")[:100]).decode()}, "image"),
         ({"image": base64.b64encode(b"<svg xmlns='http://www.w3.org/2000/svg'/>").decode()}, "SVG"),
         ({"image": ""}, "empty"),
         ({"image": base64.b64encode(png("red circle")).decode(), "like": RED}, "cannot be used together"),
@@ -320,9 +320,9 @@ def test_indexes_and_items_are_resources(assistant: Assistant) -> None:
     assert assistant.templates() == ["genius://{index}/items/{id}"]
     (description,) = assistant.read("genius://shapes")
     assert json.loads(description.text)["items"] == len(drawn_items())
-    item, picture = assistant.read("genius://shapes/items/pictures%2Fred-circle.png")
+    item, image = assistant.read("genius://shapes/items/images%2Fred-circle.png")
     assert json.loads(item.text)["item"]["id"] == RED
-    assert Image.open(io.BytesIO(base64.b64decode(picture.blob))).size == (64, 64)
+    assert Image.open(io.BytesIO(base64.b64decode(image.blob))).size == (64, 64)
     for uri in ("genius://shapes/items/nobody", "genius://nowhere", "genius://shapes/else", "file:///etc/passwd"):
         with pytest.raises(MCPError):
             assistant.read(uri)
@@ -336,7 +336,7 @@ def test_nothing_but_warnings_was_written_beside_the_protocol(assistant: Assista
 # Thumbnails
 
 
-def test_a_thumbnail_is_small_whatever_the_picture(tmp_path: Path) -> None:
+def test_a_thumbnail_is_small_whatever_the_image(tmp_path: Path) -> None:
     noise = Image.effect_noise((2000, 1500), 200).convert("RGB")
     file = io.BytesIO()
     noise.save(file, "PNG")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from genius import Genius
 from genius.errors import GeniusError
-from genius.model.code_assignment import STEPS, FrozenQuantizer
+from genius.model.code_assignment import STEPS, QuantizerRuntime
 from genius.model.quantizer import Quantizer
 
 
@@ -76,7 +76,7 @@ def test_codes_are_the_nearest_ones(
     z *= np.float32(scale)
     quantizer.set_codebooks([book.codes * scale for book in quantizer.books])
     modality = rng.integers(0, 3, len(z)) if known else None
-    _check_nearest(quantizer, z, modality, FrozenQuantizer(quantizer)(z, modality))
+    _check_nearest(quantizer, z, modality, QuantizerRuntime(quantizer)(z, modality))
 
 
 @settings(deadline=None, max_examples=40)
@@ -93,7 +93,7 @@ def test_codes_are_those_of_the_quantizer(seed: int, dim: int, size: int, known:
     z = _drawn(rng, 100, dim, "grid" if draw == "grid" else "plain")
     modality = rng.integers(0, 3, len(z)) if known else None
     expected = quantizer.encode(torch.from_numpy(z), None if modality is None else torch.from_numpy(modality))
-    np.testing.assert_array_equal(FrozenQuantizer(quantizer)(z, modality), expected.numpy())
+    np.testing.assert_array_equal(QuantizerRuntime(quantizer)(z, modality), expected.numpy())
 
 
 def test_rounding_that_misleads() -> None:
@@ -112,7 +112,7 @@ def test_rounding_that_misleads() -> None:
         codes[20], codes[30] = -lost[row] / length[row], lost[row] / length[row]
         codes[:20], codes[21:30], codes[31:] = -z[row], -z[row], -z[row]
         quantizer.set_codebooks([torch.zeros(3, 64), torch.from_numpy(codes)])
-        assert FrozenQuantizer(quantizer)(z[row : row + 1])[0, 1] == 30
+        assert QuantizerRuntime(quantizer)(z[row : row + 1])[0, 1] == 30
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -122,7 +122,7 @@ def test_codes_of_the_bundled_model(known: bool) -> None:
     z = quantizer.decode(torch.from_numpy(ids)).numpy() + 0.03 * rng.standard_normal((2000, quantizer.dim))
     z = (z / np.linalg.norm(z, axis=1, keepdims=True)).astype(np.float32)
     modality = ids[:, 0] if known else None
-    frozen = FrozenQuantizer(quantizer)
+    frozen = QuantizerRuntime(quantizer)
     codes = frozen(z, modality)
     expected = quantizer.encode(torch.from_numpy(z), None if modality is None else torch.from_numpy(modality))
     assert codes.dtype == np.uint16
@@ -133,7 +133,7 @@ def test_codes_of_the_bundled_model(known: bool) -> None:
 
 def test_many_threads_may_ask_at_once() -> None:
     rng = np.random.default_rng(0)
-    frozen, z = FrozenQuantizer(Quantizer(32, 200, 4)), rng.standard_normal((16, 300, 32)).astype(np.float32)
+    frozen, z = QuantizerRuntime(Quantizer(32, 200, 4)), rng.standard_normal((16, 300, 32)).astype(np.float32)
     expected = [frozen(part) for part in z]
     with ThreadPoolExecutor(8) as pool:
         for found, wanted in zip(pool.map(frozen, z), expected, strict=True):
@@ -143,12 +143,12 @@ def test_many_threads_may_ask_at_once() -> None:
 def test_the_vectors_stay_as_they_are() -> None:
     z = np.random.default_rng(0).standard_normal((20, 8)).astype(np.float32)
     before = z.copy()
-    FrozenQuantizer(Quantizer(8, 10, 3))(z)
+    QuantizerRuntime(Quantizer(8, 10, 3))(z)
     np.testing.assert_array_equal(z, before)
 
 
 def test_nothing_and_bad_input() -> None:
-    frozen, z = FrozenQuantizer(Quantizer(8, 10, 3)), np.zeros((5, 8), np.float32)
+    frozen, z = QuantizerRuntime(Quantizer(8, 10, 3)), np.zeros((5, 8), np.float32)
     assert frozen(z[:0]).shape == (0, 4)
     with pytest.raises(GeniusError, match=r"\(n, 8\).*\(5, 7\)"):
         frozen(z[:, :7])

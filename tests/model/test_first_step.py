@@ -13,7 +13,7 @@ from numba import njit
 
 from genius.model import first_step as opening
 from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.decoder_runtime import FEW, Engine
+from genius.model.decoder_runtime import FEW, DecoderRuntime
 from genius.model.first_step import Opening
 from genius.runtime import half_precision as halves
 
@@ -61,7 +61,7 @@ def test_agrees_with_the_decoder(config: DecoderConfig) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_an_engine_says_the_same_of_few_queries_as_of_many(config: DecoderConfig) -> None:
-    engine, z = Engine(make(config)), queries(config, FEW + 1)
+    engine, z = DecoderRuntime(make(config)), queries(config, FEW + 1)
     codes = np.random.default_rng(1).integers(0, config.sizes[0], (FEW + 1, 2, 1))
     state, expected = engine.open(z, codes)
     expected += [state.direct, state.left, engine.step(state, codes[..., 0], codes[..., 0] * 0)]

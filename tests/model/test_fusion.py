@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from genius.errors import GeniusError
-from genius.model.fusion import FrozenFusion, Fusion
+from genius.model.fusion import Fusion, FusionRuntime
 
 
 def _trained(dim: int = 6, hidden: int = 5, seed: int = 0) -> Fusion:
@@ -119,12 +119,12 @@ def test_frozen_weights_fuse_alike_whatever_is_absent(kinds: list[int]) -> None:
     kind = torch.tensor([kinds[i % len(kinds)] for i in range(30)])
     image[kind == 1], text[kind == 0] = 0, 0
     expected = fusion(image, text).detach()
-    fused = FrozenFusion(fusion)(image.numpy(), text.numpy())
+    fused = FusionRuntime(fusion)(image.numpy(), text.numpy())
     np.testing.assert_allclose(fused, expected.numpy(), atol=1e-6)
 
 
 def test_frozen_fusion_of_nothing_and_of_wrong_shapes() -> None:
-    frozen = FrozenFusion(Fusion(12, hidden=20))
+    frozen = FusionRuntime(Fusion(12, hidden=20))
     nothing = np.zeros((3, 12), np.float32)
     assert frozen(nothing[:0], nothing[:0]).shape == (0, 12)
     assert np.isfinite(frozen(nothing, nothing)).all()

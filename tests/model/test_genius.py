@@ -10,7 +10,7 @@ import fakes
 import numpy as np
 import pytest
 import torch
-from fakes import TinyEncoder, picture, tiny_model
+from fakes import TinyEncoder, draw_image, tiny_model
 from safetensors.torch import load_file, save
 
 from genius.data.items import Item, Modality, Query
@@ -24,10 +24,10 @@ from genius.model.genius import Genius
 from genius.model.quantizer import Quantizer
 
 ITEMS = [
-    Item("p", image=picture("red")),
+    Item("p", image=draw_image("red")),
     Item("t", text="a red thing"),
-    Item("b", text="a thing", image=picture("blue")),
-    Item("q", image=picture("white")),
+    Item("b", text="a thing", image=draw_image("blue")),
+    Item("q", image=draw_image("white")),
     Item("u", text="green"),
 ]
 
@@ -101,11 +101,11 @@ def test_a_query_is_encoded_with_its_instruction() -> None:
     np.testing.assert_array_equal(
         model.encode_queries([asked]).text, model.encode([Prepared(None, "Find a photo. A cat.")]).text
     )
-    assert model.prepare_query(Query(image=picture("red"), target="text")).text == "Find a text."
+    assert model.prepare_query(Query(image=draw_image("red"), target="text")).text == "Find a text."
     assert model.prepare(Item("a", text='"a cat"\r')) == Prepared(None, "A cat.")
 
 
-def test_pictures_are_decoded_in_parallel_and_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_decoded_in_parallel_and_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     all_four = threading.Barrier(4, timeout=300)  # passes only when four threads have come to it
 
@@ -115,7 +115,7 @@ def test_pictures_are_decoded_in_parallel_and_stay_in_order(monkeypatch: pytest.
             return super().pixels(image)  # type: ignore[arg-type]
 
     model = tiny_model()
-    items = [Item(colour, image=picture(colour)) for colour in ("red", "green", "blue", "white") * 2]
+    items = [Item(colour, image=draw_image(colour)) for colour in ("red", "green", "blue", "white") * 2]
     expected = model.encode_items(items)
     model.encoder = Meeting()
     np.testing.assert_array_equal(model.encode_items(items).image, expected.image)
@@ -125,7 +125,7 @@ def test_a_bad_item_is_named_alone_and_among_many(tmp_path: Path) -> None:
     model = tiny_model()
     (tmp_path / "empty.png").write_bytes(b"")
     for bad, reason in (
-        (Item("nothing"), "neither text nor a picture"),
+        (Item("nothing"), "neither text nor an image"),
         (Item("empty", image=tmp_path / "empty.png"), "0 bytes"),
         (Item("gone", image=tmp_path / "gone.png"), "no such file"),
     ):
@@ -135,9 +135,9 @@ def test_a_bad_item_is_named_alone_and_among_many(tmp_path: Path) -> None:
             assert error.value.id == bad.id
 
 
-def test_a_bad_picture_of_a_query_is_named() -> None:
+def test_a_bad_image_of_a_query_is_named() -> None:
     with pytest.raises(BadItem, match=r"^query: "):
-        tiny_model().encode_queries([Query(image=b"not a picture")])
+        tiny_model().encode_queries([Query(image=b"not an image")])
 
 
 def test_parts_of_different_sizes_are_refused() -> None:
@@ -324,8 +324,8 @@ def test_an_encoder_that_cannot_be_made_is_refused(
         Genius.from_pretrained(folder)
 
 
-def test_pictures_come_as_paths_bytes_and_images(tmp_path: Path) -> None:
-    model, red = tiny_model(), picture("red")
+def test_images_come_as_paths_bytes_and_images(tmp_path: Path) -> None:
+    model, red = tiny_model(), draw_image("red")
     red.save(tmp_path / "red.png")
     stream = io.BytesIO()
     red.save(stream, "PNG")

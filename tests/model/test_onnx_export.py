@@ -82,8 +82,8 @@ def test_fusion_file(tmp_path: Path) -> None:
 def test_mini_encoder_files(tmp_path: Path, mini: MiniEncoder) -> None:
     files = written(tmp_path, encoder_files(mini))
     rng = np.random.default_rng(0)
-    pictures = [Image.fromarray(rng.integers(0, 255, (90, 60 + n, 3), np.uint8)) for n in range(3)]
-    pixels = np.stack([mini.pixels(picture) for picture in pictures])
+    images = [Image.fromarray(rng.integers(0, 255, (90, 60 + n, 3), np.uint8)) for n in range(3)]
+    pixels = np.stack([mini.pixels(image) for image in images])
     expected = mini.encode([Prepared(one, "") for one in pixels]).image
     np.testing.assert_allclose(run(files["encoder_image"], {"pixels": pixels})["vectors"], expected, atol=2e-5)
     for texts in (["one cat"], ["a much longer sentence about two dogs", "a much longer sentence about two cats"]):
@@ -96,8 +96,8 @@ def test_mini_encoder_files(tmp_path: Path, mini: MiniEncoder) -> None:
 def test_clip_encoder_files(tmp_path: Path, family: str) -> None:
     encoder = ClipEncoder.from_hub(tiny_clip.save(family, tmp_path))
     files, rng = written(tmp_path, encoder_files(encoder)), np.random.default_rng(0)
-    pictures = [Image.fromarray(rng.integers(0, 255, (41, 33, 3), np.uint8)) for _ in range(3)]
-    pixels = np.stack([encoder.pixels(picture) for picture in pictures])
+    images = [Image.fromarray(rng.integers(0, 255, (41, 33, 3), np.uint8)) for _ in range(3)]
+    pixels = np.stack([encoder.pixels(image) for image in images])
     expected = encoder.encode([Prepared(one, "") for one in pixels]).image
     np.testing.assert_allclose(run(files["encoder_image"], {"pixels": pixels})["vectors"], expected, atol=2e-5)
     for text in ("a cat", "the red dog on a sofa"):
@@ -106,7 +106,7 @@ def test_clip_encoder_files(tmp_path: Path, family: str) -> None:
         np.testing.assert_allclose(run(files["encoder_text"], {"ids": ids})["vectors"], expected, atol=2e-5)
 
 
-def test_pictures_of_any_proportions_are_refused(tmp_path: Path) -> None:
+def test_images_of_any_proportions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GeniusError, match="naflex"):
         encoder_files(ClipEncoder.from_hub(tiny_clip.save("siglip2", tmp_path)))
 

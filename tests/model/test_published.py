@@ -15,7 +15,7 @@ import golden
 import numpy as np
 import pytest
 import torch
-from fakes import picture
+from fakes import draw_image
 from golden import Size
 from torch import Tensor
 
@@ -62,7 +62,7 @@ def vectors_of(side: str) -> Vectors:
 
 
 def some_vectors(n: int, dim: int, seed: int) -> Vectors:
-    """Pictures, texts and pairs in turn."""
+    """Images, texts and pairs in turn."""
     image, text = np.random.default_rng(seed).standard_normal((2, n, dim), dtype=np.float32)
     image[1::3], text[0::3] = 0, 0
     return Vectors(image, text)
@@ -247,7 +247,7 @@ def test_half_precision_files_are_read(small: tuple[Path, Path, Path]) -> None:
     assert torch.equal(model.quantizer.codebooks[1], next(iter(expected.values()))[0].half().float())
 
 
-def test_with_the_encoders_file_it_reads_words_and_pictures(small: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_with_the_encoders_file_it_reads_words_and_images(small: tuple[Path, Path, Path], tmp_path: Path) -> None:
     rq, decoder, out = small
     from tiny_clip import clip_tokenizer, openai_weights
 
@@ -258,7 +258,7 @@ def test_with_the_encoders_file_it_reads_words_and_pictures(small: tuple[Path, P
     clip_tokenizer().save_pretrained(tmp_path)
     assert run("convert", "--rq", rq, "--decoder", decoder, "--clip", clip, out) == 0
     model = Genius.from_pretrained(out)
-    items = [Item("a", text="a red cat"), Item("b", image=picture("blue")), Item("c", "a dog", picture("red"))]
+    items = [Item("a", text="a red cat"), Item("b", image=draw_image("blue")), Item("c", "a dog", draw_image("red"))]
     vectors = model.encode_items(items)
     direct = from_openai(weights, tmp_path / "tokenizer.json").encode([model.prepare(item) for item in items])
     np.testing.assert_allclose(vectors.image, direct.image, atol=1e-5)
@@ -267,7 +267,7 @@ def test_with_the_encoders_file_it_reads_words_and_pictures(small: tuple[Path, P
     np.testing.assert_array_equal(model.codes(vectors), published.codes(published.fuse(vectors)))
     index = Index.create(tmp_path / "index", model)
     index.add(items)
-    assert index.search(Query(image=picture("blue"), instruction=""), k=1)[0].id == "b"
+    assert index.search(Query(image=draw_image("blue"), instruction=""), k=1)[0].id == "b"
 
 
 def test_an_encoder_that_does_not_fit(small: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

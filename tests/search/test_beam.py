@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.model.decoder import Decoder
-from genius.model.decoder_runtime import Engine
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.search.beam import Beams, beam_search
 from genius.search.trie import Trie
 from tests.model.test_decoder import golden_decoder, tiny
@@ -23,10 +23,10 @@ exact = settings(deadline=None, derandomize=True, max_examples=40)
 
 
 @functools.cache
-def engine_of(levels: int, seed: int) -> Engine:
+def engine_of(levels: int, seed: int) -> DecoderRuntime:
     """Every second one leaves its finer levels to the linear path."""
     shape = {"skip": True, "written": 1 + seed % levels} if seed % 2 else {}
-    return Engine(tiny(SIZES[:levels], seed, **shape))
+    return DecoderRuntime(tiny(SIZES[:levels], seed, **shape))
 
 
 @st.composite
@@ -73,7 +73,7 @@ def as_rows(codes: NDArray[np.uint16]) -> list[Path]:
 
 def test_beams_are_the_published_ones() -> None:
     trie = Trie(golden.tensor("cand_codes").numpy())
-    found = beam_search(Engine(golden_decoder()), trie, golden.tensor("query_fused"), 10)
+    found = beam_search(DecoderRuntime(golden_decoder()), trie, golden.tensor("query_fused"), 10)
     for beams, codes, logprob in zip(found, golden.tensor("beam_codes"), golden.tensor("beam_logprob"), strict=True):
         assert trie.ids(beams.lo).tolist() == codes.tolist()
         np.testing.assert_allclose(beams.logprob, logprob.numpy(), atol=1e-3)
@@ -191,12 +191,12 @@ def test_ties_go_to_the_lower_codes() -> None:
         decoder.table.zero_()  # every code of a level is equally probable
     codes = np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16)
     trie = Trie(codes)
-    (beams,) = beam_search(Engine(decoder), trie, queries_of(1, 0), 7)
+    (beams,) = beam_search(DecoderRuntime(decoder), trie, queries_of(1, 0), 7)
     assert paths_of(trie, beams) == sorted(set(as_rows(codes)))[:7]
 
 
 def test_a_batch_larger_than_one_chunk_comes_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, z = Engine(tiny(SIZES)), queries_of(9, 0)
+    engine, z = DecoderRuntime(tiny(SIZES)), queries_of(9, 0)
     trie = Trie(np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16))
     whole = beam_search(engine, trie, z, 5)
     monkeypatch.setattr("genius.search.beam.ROWS_AT_ONCE", 11)
@@ -205,7 +205,7 @@ def test_a_batch_larger_than_one_chunk_comes_back_in_order(monkeypatch: pytest.M
 
 
 def test_few_items_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(tiny(SIZES))
+    engine = DecoderRuntime(tiny(SIZES))
     trie = Trie(np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16))
     monkeypatch.setattr(engine, "open", None)
     (beams,) = beam_search(engine, trie, queries_of(1, 0), 5, max_items=60)
@@ -213,14 +213,14 @@ def test_few_items_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_empty_trie_and_no_queries() -> None:
-    engine, empty = Engine(tiny(SIZES)), Trie(np.zeros((0, 4), np.uint16))
+    engine, empty = DecoderRuntime(tiny(SIZES)), Trie(np.zeros((0, 4), np.uint16))
     assert [len(beams) for beams in beam_search(engine, empty, queries_of(2, 0), 5)] == [0, 0]
     assert [len(beams) for beams in beam_search(engine, empty, queries_of(2, 0), 5, max_items=10)] == [0, 0]
     assert beam_search(engine, Trie(np.array([[0, 1, 2, 3]])), queries_of(0, 0), 5) == []
 
 
 def test_bad_input_is_refused() -> None:
-    engine, trie = Engine(tiny(SIZES)), Trie(np.array([[0, 1, 2, 3]]))
+    engine, trie = DecoderRuntime(tiny(SIZES)), Trie(np.array([[0, 1, 2, 3]]))
     with pytest.raises(GeniusError, match="width is 0"):
         beam_search(engine, trie, queries_of(1, 0), 0)
     with pytest.raises(GeniusError, match="shape"):
@@ -261,7 +261,7 @@ def test_doubtful_modalities_are_not_searched(codes: NDArray[np.uint16], seed: i
 @given(collections(), st.integers(1, 4), st.integers(1, 30), st.integers(0, 3))
 def test_a_linear_path_fills_the_whole_budget(codes: NDArray[np.uint16], width: int, max_items: int, seed: int) -> None:
     engine, trie, z = (
-        Engine(tiny(SIZES[: codes.shape[1]], seed, skip=True, written=1)),
+        DecoderRuntime(tiny(SIZES[: codes.shape[1]], seed, skip=True, written=1)),
         Trie(codes),
         queries_of(1, seed),
     )

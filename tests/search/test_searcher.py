@@ -12,7 +12,7 @@ from genius.encoders.base import Vectors
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.search.beam import beam_search
-from genius.search.searcher import MODES, SPARE, Found, Growing, Searcher
+from genius.search.searcher import MODES, SPARE, AppendBuffer, Searcher, TopK
 
 N, QUERIES = 300, 7
 ALL = N  # a beam as wide as the collection: nothing is pruned
@@ -54,7 +54,7 @@ def codes_of(searcher: Searcher) -> np.ndarray:
     return codes
 
 
-def ask(searcher: Searcher, queries: Vectors, **options) -> Found:
+def ask(searcher: Searcher, queries: Vectors, **options) -> TopK:
     return searcher.search(searcher.model.fuse(queries), queries.embedding(), **options)
 
 
@@ -183,7 +183,7 @@ def test_any_changes_leave_the_answers_of_a_searcher_built_anew(model, items, qu
 
 
 def test_rows_are_added_without_copying_the_others():
-    rows = Growing.of_size(3, 2, np.dtype(np.float16))
+    rows = AppendBuffer.of_size(3, 2, np.dtype(np.float16))
     rows.first(3)[:] = np.arange(6).reshape(3, 2)
     view = rows.first(3)
     more = rows.put(np.full((SPARE, 2), 7), behind=3)

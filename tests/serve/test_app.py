@@ -23,7 +23,7 @@ from genius.data.items import Item, Query
 from genius.errors import BadIndex, BadItem, GeniusError
 from genius.index.index import Index
 from genius.serve import bodies
-from genius.serve.images import Thumbnails, check_picture
+from genius.serve.images import Thumbnails, check_image
 from genius.serve.problems import Problem, masked
 from genius.serve.served import Busy, TooLate
 from genius.serve.work import Work
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[TestClient]:
-    """Three indexes: "shapes" is only read, "scratch" is written to, "files" has pictures that lie on the disk."""
+    """Three indexes: "shapes" is only read, "scratch" is written to, "files" has images that lie on the disk."""
     for name in ("here.png", "gone.png"):
         (folder / name).write_bytes(png("blue star"))
     (folder / "secret.txt").write_text("password")
@@ -80,7 +80,7 @@ def same(hits: list[dict[str, Any]], expected: list[Any]) -> None:
         assert hit["modality"] == other.modality.label
         assert hit["text"] == other.item.text
         assert hit["metadata"] == other.item.metadata
-        assert (hit["picture"] is None) == (other.item.image is None)
+        assert (hit["image_url"] is None) == (other.item.image is None)
 
 
 def finished(client: httpx.Client, location: str) -> dict[str, Any]:
@@ -159,14 +159,14 @@ def test_an_answer_says_how_it_came_about(client, index):
 
 
 def test_like_searches_with_what_an_item_holds(client, index):
-    for id in ("text 1", "pair-red-star", "pictures/red-star.png"):
+    for id in ("text 1", "pair-red-star", "images/red-star.png"):
         item = ITEMS[id]
         hits = client.post("/v1/search", json={"like": id}).json()["hits"]
         same(hits, index.search(Query(item.text, item.image)))
         assert hits[0]["id"] == id
 
 
-def test_like_with_words_takes_the_picture_and_these_words(client, index):
+def test_like_with_words_takes_the_image_and_these_words(client, index):
     pair = ITEMS["pair-red-star"]
     same(
         client.post("/v1/search", json={"like": pair.id, "text": "in blue"}).json()["hits"],
@@ -179,7 +179,7 @@ def test_like_with_words_takes_the_picture_and_these_words(client, index):
     )
 
 
-def test_like_reads_a_picture_from_where_the_operator_has_it(client, folder):
+def test_like_reads_a_image_from_where_the_operator_has_it(client, folder):
     hits = client.post("/v1/search?index=files", json={"like": "here.png"}).json()["hits"]
     assert {hit["id"] for hit in hits} == {"here.png", "gone.png"}
     message = error(client.post("/v1/search?index=files", json={"like": "gone.png"}), 404, "like", "gone")
@@ -260,7 +260,7 @@ WRONG_SEARCHES: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
     ({"image": 5}, 422, "image", "Base64"),
     ({"image": "data:image/png;base64," + STAR}, 422, "image", "data URL"),
     ({"image": "/etc/passwd"}, 422, "image", "Base64"),
-    ({"image": "aHR0cDovL2EuYi9jLnBuZw=="}, 422, "image", "not a picture"),
+    ({"image": "aHR0cDovL2EuYi9jLnBuZw=="}, 422, "image", "not an image"),
     ({"image": CUT}, 422, "image", "truncated"),
     ({"like": "nope"}, 404, "like", "no item"),
     ({"like": "x" * 513}, 422, "like", "at most 512"),
@@ -314,7 +314,7 @@ def form(*parts: tuple[bytes, bytes], end: bytes = b"--x--\r\n") -> bytes:
         (form((b'text"', b"a"), (b'blend"', b"NaN")), 422, "blend", "number"),
         (form((b'text"', b"a"), (b'explain"', b"yes")), 422, "explain", "true or false"),
         (form((b'text"', b"a"), (b'secret"', b"x")), 422, "secret", "no field"),
-        (form((b'image"; filename="x.png"', b"hello")), 422, "image", "not a picture"),
+        (form((b'image"; filename="x.png"', b"hello")), 422, "image", "not an image"),
         (form(*[(b'ids"', b"")] * 10_100), 413, None, "fields"),
     ],
 )
@@ -363,14 +363,14 @@ def test_large_bodies_are_read_in_another_thread(client, monkeypatch):
 
 
 def test_an_item_is_what_was_put(client, index):
-    for id in ("text 6", "pictures/red-star.png", "pair-blue-circle"):
+    for id in ("text 6", "images/red-star.png", "pair-blue-circle"):
         item = ITEMS[id]
         for address in (id, id.replace("/", "%2F")):
             found = client.get(f"/v1/items/{address}").json()
             assert (found["id"], found["text"], found["metadata"]) == (id, item.text, item.metadata)
             assert found["modality"] == item.modality.label
             assert found["codes"] == list(index.get_coded(id).codes)
-            assert (found["picture"] is None) == (item.image is None)
+            assert (found["image_url"] is None) == (item.image is None)
     error(client.get("/v1/items/nope"), 404, "id", "no item 'nope'")
 
 
@@ -428,8 +428,8 @@ def test_any_text_can_be_an_id(client, id):
 @pytest.mark.parametrize(
     ("body", "status", "field", "says"),
     [
-        (b"{}", 422, None, "neither text nor a picture"),
-        (b'{"text": "  "}', 422, None, "neither text nor a picture"),
+        (b"{}", 422, None, "neither text nor an image"),
+        (b'{"text": "  "}', 422, None, "neither text nor an image"),
         (b'{"text": "a", "metadata": []}', 422, "metadata", "JSON object"),
         (b'{"text": "a", "metadata": {"x": 1e999}}', 422, "metadata", "number"),
         (b'{"text": "a", "metadata": {"x": NaN}}', 400, None, "not JSON"),
@@ -530,7 +530,7 @@ def test_files_of_a_form_become_items_under_their_names_and_no_file_is_touched(c
     files = [
         ("files", (name, "Grüße".encode())),
         ("files", ("../../star.png", png("red star"))),
-        ("files", ("broken.png", b"no picture")),
+        ("files", ("broken.png", b"no image")),
         ("files", ("note", b"a note", "text/plain")),
     ]
     answer = client.post("/v1/items?index=scratch", files=files)
@@ -639,18 +639,18 @@ def test_what_is_no_pattern_of_codes_is_refused(client, pattern):
     error(client.get(f"/v1/codes/{pattern}"), 422, "pattern")
 
 
-# Pictures
+# Images
 
 
-def test_a_picture_is_made_anew_in_the_size_asked_for(client):
+def test_a_image_is_made_anew_in_the_size_asked_for(client):
     stored = png("red star", 64)
     for size, longest in ((64, 64), (1024, 64)):  # it does not grow
-        answer = client.get(f"/v1/pictures/pictures%2Fred-star.png?size={size}")
+        answer = client.get(f"/v1/images/images%2Fred-star.png?size={size}")
         assert (answer.status_code, answer.headers["content-type"]) == (200, "image/webp")
         assert answer.content != stored
         image = Image.open(io.BytesIO(answer.content))
         assert max(image.size) == longest
-    address = client.get("/v1/items/pair-red-star").json()["picture"]
+    address = client.get("/v1/items/pair-red-star").json()["image_url"]
     assert client.get(address).status_code == 200
     small = Image.open(io.BytesIO(client.get(f"{address}&size=64").content))
     assert small.size == (64, 64)  # of 96
@@ -658,8 +658,8 @@ def test_a_picture_is_made_anew_in_the_size_asked_for(client):
     assert (red > 200, green < 60, blue < 60) == (True, True, True)
 
 
-def test_a_picture_has_a_tag_that_changes_with_it(client):
-    address = "/v1/pictures/tagged?index=scratch"
+def test_a_image_has_a_tag_that_changes_with_it(client):
+    address = "/v1/images/tagged?index=scratch"
     client.put("/v1/items/tagged?index=scratch", json={"image": STAR})
     first = client.get(address)
     tag = first.headers["etag"]
@@ -673,18 +673,18 @@ def test_a_picture_has_a_tag_that_changes_with_it(client):
     assert changed.content != first.content
 
 
-def test_pictures_that_are_not_there(client, folder):
-    assert client.get("/v1/pictures/here.png?index=files").status_code == 200
-    message = error(client.get("/v1/pictures/gone.png?index=files"), 404, "id", "gone")
+def test_images_that_are_not_there(client, folder):
+    assert client.get("/v1/images/here.png?index=files").status_code == 200
+    message = error(client.get("/v1/images/gone.png?index=files"), 404, "id", "gone")
     assert str(folder) not in message
-    error(client.get("/v1/pictures/text%201"), 404, "id", "no picture")
-    error(client.get("/v1/pictures/nope"), 404, "id", "no item")
-    error(client.get(f"/v1/pictures/{folder}/secret.txt"), 404, "id", "no item")
+    error(client.get("/v1/images/text%201"), 404, "id", "no image")
+    error(client.get("/v1/images/nope"), 404, "id", "no item")
+    error(client.get(f"/v1/images/{folder}/secret.txt"), 404, "id", "no item")
     for size in ("63", "1025", "x"):
-        error(client.get(f"/v1/pictures/pair-red-star?size={size}"), 422, "size")
+        error(client.get(f"/v1/images/pair-red-star?size={size}"), 422, "size")
 
 
-def test_small_pictures_that_were_used_last_are_kept():
+def test_small_images_that_were_used_last_are_kept():
     item = ITEMS["pair-red-star"]
     each = len(Thumbnails().make("one", item, 64))
     kept = Thumbnails(room=3 * each)
@@ -707,12 +707,12 @@ def test_pixels_are_counted_before_anything_is_decoded(monkeypatch):
         raise AssertionError("decoded")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decode)
-    check_picture(large.getvalue(), 9_000_000)
+    check_image(large.getvalue(), 9_000_000)
     with pytest.raises(Problem, match="too many pixels"):
-        check_picture(large.getvalue(), 8_999_999)
+        check_image(large.getvalue(), 8_999_999)
 
 
-def test_no_more_than_two_pictures_are_decoded_at_once():
+def test_no_more_than_two_images_are_decoded_at_once():
     async def scene() -> int:
         work, running, most, two = Work(), 0, 0, threading.Barrier(2, timeout=PATIENCE)
         lock = threading.Lock()
@@ -733,14 +733,14 @@ def test_no_more_than_two_pictures_are_decoded_at_once():
     assert asyncio.run(scene()) == 2
 
 
-def test_pictures_in_too_many_pieces_are_refused():
+def test_images_in_too_many_pieces_are_refused():
     good = png("red star")
     piece = b"\0\0\0\0teXt" + b"\x8f\x6b\x4f\x7b"
     for bad in (good[:33] + piece * 30_000 + good[33:], good[:-12] + piece * 30_000 + good[-12:]):
         with pytest.raises(Problem):
-            check_picture(bad, 1_000_000)
+            check_image(bad, 1_000_000)
     with pytest.raises(Problem):
-        check_picture(b"P6\n" + b"#\n" * 100_000 + b"1 1 255\n", 1_000_000)
+        check_image(b"P6\n" + b"#\n" * 100_000 + b"1 1 255\n", 1_000_000)
 
 
 # Limits of the operator
@@ -931,7 +931,7 @@ def test_methods_that_a_route_does_not_take(client):
 
 
 def test_head_is_get_without_the_body(client):
-    for address in ("/", "/healthz", "/v1/items/text 1", "/v1/pictures/pair-red-star", "/nothing"):
+    for address in ("/", "/healthz", "/v1/items/text 1", "/v1/images/pair-red-star", "/nothing"):
         got, headed = client.get(address), client.head(address)
         assert (headed.status_code, headed.content) == (got.status_code, b"")
         assert headed.headers["content-length"] == got.headers["content-length"] == str(len(got.content))
@@ -974,7 +974,7 @@ def test_every_operation_is_described(description):
     names = [operation["operationId"] for *_, operation in operations(description)]
     assert sorted(names) == sorted(set(names))
     assert {"search", "search_batch", "get_item", "put_item", "delete_item", "add_items", "list_items"} < set(names)
-    assert {"get_codes", "get_picture", "get_job", "cancel_job", "list_indexes", "health", "ready"} < set(names)
+    assert {"get_codes", "get_image", "get_job", "cancel_job", "list_indexes", "health", "ready"} < set(names)
     for path, method, operation in operations(description):
         assert operation["summary"].endswith("."), path
         assert operation["description"], path
@@ -1067,13 +1067,13 @@ def test_a_real_server_answers(tmp_path):
         assert len(hits) == 3
         same(hits, Index.open(drawn_index(), mini_model()).search(Query("a red circle"), k=3))
         as_form = client.post("/v1/search", data={"k": "1"}, files={"image": png("red star")})
-        assert as_form.json()["hits"][0]["id"] in ("pictures/red-star.png", "pair-red-star")
+        assert as_form.json()["hits"][0]["id"] in ("images/red-star.png", "pair-red-star")
         address = "/v1/items/..%2F%C3%BC%0A%20x?index=" + name
         assert client.put(address, json={"text": "something new"}).status_code == 201
         assert client.get(address).json()["id"] == "../ü\n x"
         assert client.get("/v1/items/%FF%FE").status_code == 404
         assert client.put("/v1/items/a%252Fb", json={"text": "a"}).json()["id"] == "a%2Fb"
-        assert client.get(hits[0]["picture"] or "/").status_code == 200
+        assert client.get(hits[0]["image_url"] or "/").status_code == 200
         assert client.head("/healthz").status_code == 200
         assert client.get("/healthz").json() == {"status": "ok"}  # on the same connection
         assert str(tmp_path) not in client.get("/v1/indexes").text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_index import FakeIndex, until
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,13 +205,13 @@ def test_many_queries_of_one_request_come_back_in_order_with_what_was_wrong_in_i
     run(test)
 
 
-def test_a_picture_is_prepared_beside_the_thread_and_its_error_is_told_at_once() -> None:
+def test_a_image_is_prepared_beside_the_thread_and_its_error_is_told_at_once() -> None:
     async def test() -> None:
         index = FakeIndex()
         async with batcher(index) as batches:
             first = await held_up(batches, index)
             with pytest.raises(BadItem, match="cannot be read"):
-                await batches.ask(Query(text="unreadable", image=picture("red")), How())
+                await batches.ask(Query(text="unreadable", image=draw_image("red")), How())
             index.gate.open()
             await first
         assert index.batches == [["A first"]]
@@ -224,7 +224,7 @@ def test_a_query_prepared_for_a_model_that_has_been_replaced_is_prepared_anew() 
         index = FakeIndex()
         async with batcher(index) as batches:
             first = await held_up(batches, index)
-            second = asyncio.create_task(batches.ask(Query(text="second", image=picture("red")), How()))
+            second = asyncio.create_task(batches.ask(Query(text="second", image=draw_image("red")), How()))
             await until(lambda: batches.waiting == 1 and batches._queue.qsize() == 1)
             index.model = index.new_model("B")
             index.gate.open()
@@ -280,7 +280,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join)
 QUERIES = st.builds(
     Query,
     text=TEXTS,
-    image=st.sampled_from([None, None, picture("red"), picture("blue")]),
+    image=st.sampled_from([None, None, draw_image("red"), draw_image("blue")]),
     target=st.sampled_from([None, "text", "image"]),
 )
 HOWS = st.builds(
@@ -297,7 +297,7 @@ def tiny_index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     index = Index.create(tmp_path_factory.mktemp("batching") / "index", tiny_model())
     texts = [Item(f"t{i}", text=f"{WORDS[i % 10]} {WORDS[i // 4]}", metadata={"number": i}) for i in range(40)]
     colours = ("red", "blue", "green", "white", "black")
-    index.add([*texts, *(Item(f"p{i}", image=picture(colour)) for i, colour in enumerate(colours))])
+    index.add([*texts, *(Item(f"p{i}", image=draw_image(colour)) for i, colour in enumerate(colours))])
     return index
 
 

@@ -25,8 +25,8 @@ from hostile import (
     encoded,
     form,
     form_bodies,
+    images,
     json_bodies,
-    pictures,
     raw_requests,
 )
 from processes import folder_in_memory
@@ -127,12 +127,12 @@ def job_of(client: httpx.Client, answer: httpx.Response) -> dict[str, Any]:
     return dict(job)
 
 
-# Pictures
+# Images
 
 
-def test_pictures_are_read_or_refused_as_they_deserve(client: httpx.Client) -> None:
+def test_images_are_read_or_refused_as_they_deserve(client: httpx.Client) -> None:
     def search(name: str) -> None:
-        one = pictures()[name]
+        one = images()[name]
         allowed = {"read": {200}, "refused": {400, 413, 422}, "either": {200, 422}}[one.fate]
         if len(name) % 2:
             answer = client.post("/v1/search", json={"image": encoded(one.data), "k": 1})
@@ -141,19 +141,19 @@ def test_pictures_are_read_or_refused_as_they_deserve(client: httpx.Client) -> N
         assert checked(answer, name) in allowed, f"{name}: {answer.text}"
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(search, pictures()))
+        list(pool.map(search, images()))
 
 
-def test_pictures_in_bulk_are_stored_or_listed_as_bad(client: httpx.Client) -> None:
-    items = [{"id": f"bulk {name}", "image": encoded(one.data)} for name, one in pictures().items()]
+def test_images_in_bulk_are_stored_or_listed_as_bad(client: httpx.Client) -> None:
+    items = [{"id": f"bulk {name}", "image": encoded(one.data)} for name, one in images().items()]
     job = job_of(client, client.post("/v1/items", json={"items": items}))
     assert job["state"] == "done"
     assert job["done"] == job["items"] == len(items)
     bad = {one["id"] for one in job["bad"]}
     assert job["bad_count"] >= len(bad)
-    for name, one in pictures().items():
+    for name, one in images().items():
         found = client.get(f"/v1/items/{quote(f'bulk {name}', safe='')}")
-        shown = client.get(f"/v1/pictures/{quote(f'bulk {name}', safe='')}?size=64")
+        shown = client.get(f"/v1/images/{quote(f'bulk {name}', safe='')}?size=64")
         assert one.fate == "either" or (checked(found, name) == 200) == (one.fate == "read"), name
         assert (checked(shown, name) == 200) == (found.status_code == 200), name
         if shown.status_code == 200:
@@ -215,11 +215,11 @@ def test_strange_ids_are_ids(client: httpx.Client) -> None:
         if checked(made, id) == 201:
             assert client.get(f"/v1/items/{path}").json()["id"] == id
             assert checked(client.post("/v1/search", json={"like": id, "ids": [id]}), id) == 200
-            assert checked(client.get(f"/v1/pictures/{path}"), id) == 404
+            assert checked(client.get(f"/v1/images/{path}"), id) == 404
             assert checked(client.delete(f"/v1/items/{path}"), id) == 204
         else:
             assert made.status_code in (404, 414, 422), id
-        for address in (f"/v1/items/{path}", f"/v1/pictures/{path}", f"/v1/jobs/{path}", f"/v1/codes/{path}"):
+        for address in (f"/v1/items/{path}", f"/v1/images/{path}", f"/v1/jobs/{path}", f"/v1/codes/{path}"):
             checked(client.get(address), id)
         checked(client.get("/v1/indexes", params={"index": id}), id)
         assert checked(client.get("/v1/items", params={"index": id}), id) in (404, 422)
@@ -230,7 +230,7 @@ def test_strange_ids_are_ids(client: httpx.Client) -> None:
 
 def test_addresses_lead_to_no_file(client: httpx.Client, server: RunningServer) -> None:
     for id in ("../secret.png", "../../secret.png", "%2e%2e/secret.png", "..%2fsecret.png", "....//secret.png"):
-        for root in ("/page/", "/docs/", "/v1/pictures/", "/v1/items/", "/"):
+        for root in ("/page/", "/docs/", "/v1/images/", "/v1/items/", "/"):
             request = f"GET {root}{id} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
             answer = asyncio.run(exchange(server.port, request))
             assert statuses_of(answer) in ([404], [400]), (root, id, answer[:200])
@@ -255,7 +255,7 @@ def test_numbers_in_addresses(client: httpx.Client) -> None:
         for path in ("/v1/items", "/v1/codes", "/v1/codes/0"):
             for name in ("limit", "offset"):
                 checked(client.get(path, params={name: value}), value)
-        checked(client.get("/v1/pictures/pictures%2Fred-circle.png", params={"size": value}), value)
+        checked(client.get("/v1/images/images%2Fred-circle.png", params={"size": value}), value)
         checked(client.get(f"/v1/codes/{quote(value, safe='')}"), value)
     for pattern in (
         "*",
@@ -417,5 +417,5 @@ def test_headers_of_a_stranger_change_nothing(client: httpx.Client) -> None:
         ("Content-Encoding", "gzip"),
         ("Accept-Language", "x" * 5_000),
     ):
-        for path in ("/healthz", "/", "/v1/items/text%200", "/v1/pictures/pictures%2Fred-circle.png", "/docs"):
+        for path in ("/healthz", "/", "/v1/items/text%200", "/v1/images/images%2Fred-circle.png", "/docs"):
             assert checked(client.get(path, headers={name: value}), name) in (200, 206, 304)

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hostile import CONDITIONS, drawing, encoded, pictures, saved
+from hostile import CONDITIONS, drawing, encoded, images, saved
 from prometheus_client.parser import text_string_to_metric_families
 from serving import PATIENCE, RunningServer, copy_index, drawn_items, mini_model, png, running_server
 
@@ -24,11 +24,11 @@ from genius.data.items import Query
 from genius.index.index import Index
 
 QUESTIONS = ("a red circle", "a blue star", "how to draw", "tomato soup", "猫")
-PICTURES = [encoded(one.data) for one in pictures().values() if one.fate != "read" and len(one.data) < 2_000]
+IMAGES = [encoded(one.data) for one in images().values() if one.fate != "read" and len(one.data) < 2_000]
 CHOICES: dict[str, list[str]] = {
     "index": ["shapes"],
     "id": [item.id for item in drawn_items()],
-    "image": [encoded(png("red circle")), encoded(saved(drawing(), "WEBP")), *PICTURES],
+    "image": [encoded(png("red circle")), encoded(saved(drawing(), "WEBP")), *IMAGES],
     "where": ["colour = 'red'", "number > 5 AND modality = 'image'", "`long` IS NULL", *CONDITIONS],
     "pattern": [
         "0",

@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     odd = [Item(id, image=png(f"{colour} circle")) for id, colour in zip(ODD_IDS, COLOURS, strict=True)]
     odd.append(Item("markup", text=MARKUP, metadata={"name": MARKUP, "nested": {"a": [1, 2, None]}}))
     odd.append(Item("long", text=LONG))
-    odd.append(Item("missing", image=str(missing), metadata={"name": "a lost picture"}))
+    odd.append(Item("missing", image=str(missing), metadata={"name": "a lost image"}))
     Index.create(folder / "odd", mini_model()).add(odd)
     missing.unlink()
     Index.create(folder / "empty", mini_model())
@@ -163,10 +163,10 @@ def test_the_page_is_ready_to_type_and_finds_by_words(visit: Visit) -> None:
     assert page.title().startswith("a red circle")
 
 
-def test_every_picture_of_the_results_is_shown(visit: Visit) -> None:
+def test_every_image_of_the_results_is_shown(visit: Visit) -> None:
     page = visit("/?q=shapes&k=12")
-    pictures = page.locator("#results .card-picture img")
-    expect(pictures.first).to_be_visible()
+    images = page.locator("#results .card-image img")
+    expect(images.first).to_be_visible()
     page.wait_for_function(
         """() => [...document.querySelectorAll("#results img")].every((one) =>
             one.scrollIntoView() ?? (one.complete && one.naturalWidth > 0))"""
@@ -188,7 +188,7 @@ def test_examples_on_the_start_page_search(visit: Visit) -> None:
 
 
 def give_by_choosing(page: Page, files: dict[str, bytes]) -> None:
-    page.set_input_files("#picture", chosen(files))
+    page.set_input_files("#image", chosen(files))
 
 
 def give_by_dropping(page: Page, files: dict[str, bytes]) -> None:
@@ -203,37 +203,37 @@ def give_by_pasting(page: Page, files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("give", [give_by_choosing, give_by_dropping, give_by_pasting])
-def test_a_picture_finds_the_same_picture(visit: Visit, give: Callable[[Page, dict[str, bytes]], None]) -> None:
+def test_a_image_finds_the_same_image(visit: Visit, give: Callable[[Page, dict[str, bytes]], None]) -> None:
     page = visit()
     answer = asked(page, lambda: give(page, {"mine.png": png("green triangle")}))
     assert "green-triangle" in answer["hits"][0]["id"]
-    expect(page.locator("#query-picture")).to_be_visible()
-    page.click("#remove-picture")
-    expect(page.locator("#query-picture")).to_be_hidden()
+    expect(page.locator("#query-image")).to_be_visible()
+    page.click("#remove-image")
+    expect(page.locator("#query-image")).to_be_hidden()
     view(page, "home")
 
 
-def test_words_and_a_picture_are_asked_together(visit: Visit) -> None:
+def test_words_and_a_image_are_asked_together(visit: Visit) -> None:
     page = visit()
-    asked(page, lambda: page.set_input_files("#picture", chosen({"mine.png": png("red star")})))
+    asked(page, lambda: page.set_input_files("#image", chosen({"mine.png": png("red star")})))
     page.fill("#q", "the same in blue")
     kind, body = sent(page, lambda: page.press("#q", "Enter"))
     assert kind.startswith("multipart/form-data")
     assert 'name="text"\r\n\r\nthe same in blue' in body
     assert 'name="image"' in body
-    expect(page.locator("#query-picture")).to_be_visible()
+    expect(page.locator("#query-image")).to_be_visible()
     expect(page.locator("#results [data-id]").first).to_be_visible()
 
 
 def test_an_item_of_the_index_can_be_asked_with_other_words(visit: Visit) -> None:
     page = visit("/?q=red+star&target=image")
-    hit(page, "pictures/red-star.png").locator(".card-open").click()
+    hit(page, "images/red-star.png").locator(".card-open").click()
     page.click("#item-compose")
     expect(page.locator("#q")).to_be_focused()
     page.keyboard.type("blue")
     _, body = sent(page, lambda: page.keyboard.press("Enter"))
     asked_for = json.loads(body)
-    assert (asked_for["like"], asked_for["text"]) == ("pictures/red-star.png", "blue")
+    assert (asked_for["like"], asked_for["text"]) == ("images/red-star.png", "blue")
 
 
 def test_the_kind_of_the_results_can_be_chosen(visit: Visit) -> None:
@@ -251,12 +251,12 @@ def test_the_kind_of_the_results_can_be_chosen(visit: Visit) -> None:
 
 def test_find_similar_searches_with_the_item(visit: Visit) -> None:
     page = visit("/?q=red&target=image&k=12")
-    card = hit(page, "pictures/red-star.png")
+    card = hit(page, "images/red-star.png")
     card.hover()
     answer = asked(page, card.locator(".card-similar").click)
-    assert answer["hits"][0]["id"] == "pictures/red-star.png"
-    expect(page.locator("#query-picture")).to_be_visible()
-    assert "like=pictures" in page.url
+    assert answer["hits"][0]["id"] == "images/red-star.png"
+    expect(page.locator("#query-image")).to_be_visible()
+    assert "like=images" in page.url
 
 
 def test_options_are_sent(visit: Visit) -> None:
@@ -427,7 +427,7 @@ def delete(page: Page, id: str) -> None:
     expect(hit(page, id, "#items-list")).to_have_count(0)
 
 
-def test_one_dropped_picture_can_be_added_instead(visit: Visit) -> None:
+def test_one_dropped_image_can_be_added_instead(visit: Visit) -> None:
     page = visit()
     asked(page, lambda: dropped(page, "body", {"red.png": png("red circle")}))
     page.click("#add-instead")
@@ -436,10 +436,10 @@ def test_one_dropped_picture_can_be_added_instead(visit: Visit) -> None:
     expect(page.locator("#add")).to_be_hidden()
 
 
-def test_a_file_that_is_no_picture_is_reported_by_its_row(visit: Visit) -> None:
+def test_a_file_that_is_no_image_is_reported_by_its_row(visit: Visit) -> None:
     page = visit()
     page.click("#add-open")
-    page.set_input_files("#add-files", chosen({"broken.png": b"not a picture at all"}))
+    page.set_input_files("#add-files", chosen({"broken.png": b"not an image at all"}))
     page.click("#add-start")
     expect(page.locator("[data-file='broken.png'] .add-problem")).to_be_visible()
     expect(page.locator("#add-report")).to_contain_text("1 could not be added")
@@ -460,21 +460,21 @@ def test_a_filter_that_cannot_be_used_shows_what_the_service_says(visit: Visit) 
     expect(page.locator("#results [data-id]")).to_have_count(0)
 
 
-def test_a_picture_that_cannot_be_read_shows_what_the_service_says(visit: Visit) -> None:
+def test_a_image_that_cannot_be_read_shows_what_the_service_says(visit: Visit) -> None:
     page = visit(allowed=["status of 4"])
     with page.expect_response(lambda response: "/v1/search" in response.url) as got:
-        page.set_input_files("#picture", chosen({"broken.png": b"not a picture at all"}))
+        page.set_input_files("#image", chosen({"broken.png": b"not an image at all"}))
     expect(page.locator("#error-message")).to_have_text(got.value.json()["error"]["message"])
-    page.click("#remove-picture")
+    page.click("#remove-image")
     assert search(page, "a red circle")["hits"]
     expect(page.locator("#error")).to_be_hidden()
 
 
-def test_a_picture_of_too_many_pixels_is_refused_with_a_sentence(visit: Visit) -> None:
+def test_a_image_of_too_many_pixels_is_refused_with_a_sentence(visit: Visit) -> None:
     page = visit(allowed=["status of 4"])
     out = io.BytesIO()
     Image.new("1", (8000, 8000)).save(out, "PNG")
-    page.set_input_files("#picture", chosen({"huge.png": out.getvalue()}))
+    page.set_input_files("#image", chosen({"huge.png": out.getvalue()}))
     expect(page.locator("#error-message")).to_contain_text(re.compile("pixels|large", re.IGNORECASE))
 
 
@@ -483,7 +483,7 @@ def test_a_large_photo_is_made_smaller_before_it_is_sent(visit: Visit) -> None:
     out = io.BytesIO()
     Image.effect_noise((1200, 1200), 90).convert("RGB").save(out, "PNG")
     assert len(out.getvalue()) > 3_000_000
-    _, body = sent(page, lambda: page.set_input_files("#picture", chosen({"photo.png": out.getvalue()})))
+    _, body = sent(page, lambda: page.set_input_files("#image", chosen({"photo.png": out.getvalue()})))
     assert len(body) < 2_000_000
     expect(page.locator("#results [data-id]").first).to_be_visible()
 
@@ -508,13 +508,13 @@ def test_a_key_is_asked_for_and_a_service_that_stops_is_reported(visit: Visit, t
         expect(page.locator("#key-dialog")).to_be_hidden()
         expect(page.locator("#index-facts")).to_contain_text("42 items")
         expect(page.locator("#add-open")).to_be_hidden()
-        picture = next(one["id"] for one in answer["hits"] if one["picture"])
-        image = hit(page, picture).locator("img")
+        shown = next(one["id"] for one in answer["hits"] if one["shown"])
+        image = hit(page, shown).locator("img")
         image.scroll_into_view_if_needed()
         expect(image).to_have_attribute("src", re.compile("^blob:"))
         expect(image).to_have_js_property("complete", True)
         assert KEY not in page.url
-        page.wait_for_load_state("networkidle")  # no picture is on its way any more
+        page.wait_for_load_state("networkidle")  # no shown is on its way any more
         guarded.process.kill()
         guarded.process.wait()
         page.fill("#q", "a green square")
@@ -587,7 +587,7 @@ def test_odd_names_and_texts_are_shown_as_they_are(visit: Visit) -> None:
         hit(page, id).locator(".card-open").click()
         expect(page.locator("#item")).to_be_visible()
         expect(page.locator("#item-metadata")).to_contain_text(id)
-        page.wait_for_function("() => document.getElementById('item-picture').naturalWidth > 0")
+        page.wait_for_function("() => document.getElementById('item-image').naturalWidth > 0")
         page.keyboard.press("Escape")
         expect(page.locator("#item")).to_be_hidden()
 

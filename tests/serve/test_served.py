@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from fake_index import until
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 
 from genius.data.items import Item, Query
-from genius.encoders.precomputed import ReadyEncoder
+from genius.encoders.precomputed import PrecomputedEncoder
 from genius.errors import BadIndex, GeniusError
 from genius.index.index import Index
 from genius.serve.metrics import Metrics
@@ -24,7 +24,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def small_index(path: Path) -> Index:
     index = Index.create(path, tiny_model())
-    index.add([Item("cat", "a cat"), Item("dog", "a dog"), Item("red", image=picture("red"))])
+    index.add([Item("cat", "a cat"), Item("dog", "a dog"), Item("red", image=draw_image("red"))])
     return index
 
 
@@ -81,7 +81,7 @@ def test_what_was_put_is_found_and_what_was_deleted_is_not(tmp_path: Path) -> No
 
 def test_an_index_that_is_encoded_anew_with_another_model_is_searched_with_that(tmp_path: Path) -> None:
     async def test() -> None:
-        index, query = small_index(tmp_path / "index"), Query(text="cat", image=picture("red"))
+        index, query = small_index(tmp_path / "index"), Query(text="cat", image=draw_image("red"))
         served = Served("small", index, Settings())
         served.start()
         try:
@@ -103,7 +103,7 @@ def test_an_index_without_items_and_one_without_an_encoder_are_served(tmp_path: 
         assert (await empty.search(Query(text="cat"), How())).hits == []
         await empty.stop(10)
         model = tiny_model()
-        model.encoder = ReadyEncoder(model.dim)
+        model.encoder = PrecomputedEncoder(model.dim)
         vectors = Served("vectors", Index.create(tmp_path / "vectors", model), Settings())
         vectors.start()
         with pytest.raises(GeniusError, match="no encoder"):

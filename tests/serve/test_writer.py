@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_index import LOCKED, FakeIndex, until
-from fakes import picture, tiny_model
+from fakes import draw_image, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -335,12 +335,12 @@ def test_outcomes_are_those_of_a_dict(
     run(test)
 
 
-def test_bad_pictures_are_refused_and_their_neighbours_written(tmp_path: Path) -> None:
+def test_bad_images_are_refused_and_their_neighbours_written(tmp_path: Path) -> None:
     index = Index.create(tmp_path / "index", tiny_model())
 
     async def test() -> None:
         async with writing(index) as one:
-            items = [Item("bad", image=b"no picture"), Item("good", image=picture("red")), Item("empty")]
+            items = [Item("bad", image=b"no image"), Item("good", image=draw_image("red")), Item("empty")]
             bad, good, empty = await asyncio.gather(*map(one.put, items), return_exceptions=True)
             assert good == ("created", index.version)
             assert isinstance(bad, BadItem)

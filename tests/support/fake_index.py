@@ -12,7 +12,7 @@ import numpy as np
 from genius.data.items import Item, Modality, Query
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import BadIndex, BadItem, GeniusError
-from genius.search.results import AddReport, Answer, Branch, Hit, Hits
+from genius.search.results import AddReport, Branch, Hit, Hits, SearchResult
 
 PATIENCE = 30.0  # seconds; what takes longer has come to a standstill
 
@@ -54,7 +54,7 @@ class FakeModel:
 
     def prepare_query(self, query: Query) -> Prepared:
         if query.text == "unreadable":
-            raise BadItem("query", "the picture cannot be read.")
+            raise BadItem("query", "the image cannot be read.")
         return Prepared(None, f"{self.name} {query.text}")
 
     def encode(self, prepared: Sequence[Prepared]) -> Vectors:
@@ -97,7 +97,7 @@ class FakeIndex:
     def searcher(self) -> None:
         return None
 
-    def answer_vectors(self, vectors: Vectors, wanted: Sequence[Modality | None], **how: Any) -> list[Answer]:
+    def answer_vectors(self, vectors: Vectors, wanted: Sequence[Modality | None], **how: Any) -> list[SearchResult]:
         texts = [self.said[int(place)] for place in vectors.text[:, 0]]
         self.groups.append((texts, how))
         if how["where"] == "wrong":
@@ -105,7 +105,7 @@ class FakeIndex:
         if any("nan" in text for text in texts):
             raise GeniusError("A vector holds values that are not numbers.")
         return [
-            Answer(
+            SearchResult(
                 Hits([Hit(text, 1.0, Modality.TEXT, (1,), Item(text, text))]), [Branch((1,), 0.0, 1)], 1, {"read": 0.0}
             )
             for text in texts

@@ -21,7 +21,7 @@ DIM, CODES, LEVELS = 16, 8, 3
 
 
 class TinyEncoder:
-    """A text is the sum of its words' random vectors, a picture a projection of its mean colour.
+    """A text is the sum of its words' random vectors, an image a projection of its mean colour.
 
     A text with the word "nan" gets a vector that is not made of numbers.
     """
@@ -33,7 +33,7 @@ class TinyEncoder:
         return np.asarray(image, np.float32).reshape(-1, 3).mean(0)
 
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
-        rows = [(_picture_vector(one.pixels), _text_vector(one.text)) for one in inputs]
+        rows = [(_image_vector(one.pixels), _text_vector(one.text)) for one in inputs]
         image, text = (np.array([row[i] for row in rows], np.float32).reshape(-1, DIM) for i in (0, 1))
         return Vectors(image, text)
 
@@ -54,7 +54,7 @@ def tiny_model(seed: int = 0) -> Genius:
     return Genius(TinyEncoder(), fusion, quantizer, decoder)
 
 
-def picture(colour: str, size: tuple[int, int] = (8, 8)) -> Image.Image:
+def draw_image(colour: str, size: tuple[int, int] = (8, 8)) -> Image.Image:
     return Image.new("RGB", size, colour)
 
 
@@ -65,7 +65,7 @@ def _text_vector(text: str) -> np.ndarray:
     return _normalised(sum((_random(word) for word in words), np.zeros(DIM)))
 
 
-def _picture_vector(colour: np.ndarray | None) -> np.ndarray:
+def _image_vector(colour: np.ndarray | None) -> np.ndarray:
     if colour is None:
         return np.zeros(DIM)
     return _normalised(sum((value + 1) * _random(f"channel {i}") for i, value in enumerate(colour)))

@@ -1,6 +1,6 @@
-"""Hostile input for tests, made by code: pictures, bodies, addresses, and raw bytes on a connection.
+"""Hostile input for tests, made by code: images, bodies, addresses, and raw bytes on a connection.
 
-pictures()      Pictures by name: each says whether it must be read, must be refused, or may be either
+images()      Images by name: each says whether it must be read, must be refused, or may be either
 json_bodies()   bodies that call themselves JSON, by name
 form_bodies()   bodies that call themselves forms, with their content types
 STRANGE_IDS     ids that are no names of files one would like to open
@@ -25,12 +25,12 @@ Fate = Literal["read", "refused", "either"]
 
 
 @dataclass(frozen=True)
-class Picture:
+class HostileImage:
     data: bytes
     fate: Fate
 
 
-# Pictures
+# Images
 
 
 def drawing(mode: str = "RGB", size: tuple[int, int] = (48, 40), shade: int = 0) -> Image.Image:
@@ -164,18 +164,18 @@ def _huge_exif() -> bytes:
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP")
 UNWANTED = (b"II", b"MM", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")
-"""How TIFF and PPM begin: pictures that the package reads from files, but the service does not take from strangers."""
+"""How TIFF and PPM begin: images that the package reads from files, but the service does not take from strangers."""
 SCRIPT = b"<script>alert(document.domain)</script>"
 
 
 @functools.cache
-def pictures() -> dict[str, Picture]:
+def images() -> dict[str, HostileImage]:
     """All of them. Nothing here is larger than a few megabytes."""
-    made: dict[str, Picture] = {}
+    made: dict[str, HostileImage] = {}
 
     def add(fate: Fate, **more: bytes) -> None:
         for name, data in more.items():
-            made[name] = Picture(data, fate)
+            made[name] = HostileImage(data, fate)
 
     add("read", **{f"good {one}": saved(drawing(), one) for one in (*FORMATS, "PPM", "AVIF")})
     add("read", **{f"animated {one}": frames(one) for one in ("GIF", "PNG", "WEBP", "TIFF")})
@@ -286,7 +286,9 @@ def pictures() -> dict[str, Picture]:
         address=b"http://169.254.169.254/latest/meta-data/",
         data=b"data:image/png;base64,AA",
     )
-    return {name: Picture(one.data, "refused") if one.data.startswith(UNWANTED) else one for name, one in made.items()}
+    return {
+        name: HostileImage(one.data, "refused") if one.data.startswith(UNWANTED) else one for name, one in made.items()
+    }
 
 
 # Bodies
@@ -419,7 +421,7 @@ def form(*fields: tuple[str, str | None, bytes], boundary: str = "XyZ", end: boo
 def form_bodies() -> dict[str, tuple[str, bytes]]:
     """Content type and body."""
     kind = "multipart/form-data; boundary=XyZ"
-    picture = saved(drawing(), "PNG")
+    image = saved(drawing(), "PNG")
     names = (
         "../../../etc/passwd",
         "/etc/passwd",
@@ -431,7 +433,7 @@ def form_bodies() -> dict[str, tuple[str, bytes]]:
         "",
         "con",
     )
-    found = {f"file called {name[:30]!r}": (kind, form(("image", name, picture))) for name in names}
+    found = {f"file called {name[:30]!r}": (kind, form(("image", name, image))) for name in names}
     bodies: dict[str, tuple[str, bytes]] = {
         "no boundary": ("multipart/form-data", form(("text", None, b"a"))),
         "another boundary": ("multipart/form-data; boundary=abc", form(("text", None, b"a"))),
@@ -451,8 +453,8 @@ def form_bodies() -> dict[str, tuple[str, bytes]]:
         "many names": (kind, form(*[(f"f{n}", None, b"a") for n in range(2_000)])),
         "text twice": (kind, form(("text", None, b"a"), ("text", None, b"b"))),
         "text as a file": (kind, form(("text", "a.txt", b"a"))),
-        "picture as text": (kind, form(("image", None, b"/etc/passwd"))),
-        "picture by its address": (kind, form(("image", None, b"http://127.0.0.1:1/x.png"))),
+        "image as text": (kind, form(("image", None, b"/etc/passwd"))),
+        "image by its address": (kind, form(("image", None, b"http://127.0.0.1:1/x.png"))),
         "wrong number": (kind, form(("text", None, b"a"), ("k", None, b"ten"))),
         "not utf-8": (kind, form(("text", None, b"\xff\xfe"))),
         "name not utf-8": (kind, form(("\udcff\udcfe", None, b"a"))),
@@ -470,7 +472,7 @@ def form_bodies() -> dict[str, tuple[str, bytes]]:
         "rfc 2231 name": (
             kind,
             b"--XyZ\r\nContent-Disposition: form-data; name=image; filename*=UTF-8''%2e%2e%2fx.png\r\n\r\n"
-            + picture
+            + image
             + b"\r\n--XyZ--\r\n",
         ),
         "nested": (kind, form(("image", "x", form(("text", None, b"a"), boundary="XyZa")))),

@@ -2,12 +2,12 @@
 
 Import what you need: `from serving import service, drawn_index`. The model and the index are made once a process.
 
-    drawn_items()                       42 items: pictures of shapes, texts, pairs; metadata shape, colour, number, tags
+    drawn_items()                       42 items: images of shapes, texts, pairs; metadata shape, colour, number, tags
     drawn_index()                       path of an index of them, made once; never write to it
     copy_index(tmp_path)                a copy of it that may be written to
     service({"shapes": path})           a TestClient on the app in this process, started and ready, security included
     running_server(path)                `genius serve` in a process of its own on a free port, ready; `.url`, `.process`
-    png("red circle")                   the bytes of a picture
+    png("red circle")                   the bytes of an image
 """
 
 import atexit
@@ -57,7 +57,7 @@ TEXTS = (
 
 @functools.cache
 def png(what: str, size: int = 64) -> bytes:
-    """A picture of "COLOUR SHAPE" as PNG."""
+    """An image of "COLOUR SHAPE" as PNG."""
     colour, shape = what.split()
     image = Image.new("RGB", (size, size), "white")
     draw, a, b = ImageDraw.Draw(image), size // 8, size - size // 8
@@ -76,11 +76,11 @@ def png(what: str, size: int = 64) -> bytes:
 
 
 def drawn_items() -> list[Item]:
-    """20 pictures, 10 texts and 12 pairs."""
+    """20 images, 10 texts and 12 pairs."""
     made = []
     for number, (colour, shape) in enumerate((c, s) for c in COLOURS for s in SHAPES):
         metadata = {"colour": colour, "shape": shape, "number": number, "tags": [colour, shape]}
-        made.append(Item(f"pictures/{colour}-{shape}.png", image=png(f"{colour} {shape}"), metadata=metadata))
+        made.append(Item(f"images/{colour}-{shape}.png", image=png(f"{colour} {shape}"), metadata=metadata))
     for number, text in enumerate(TEXTS):
         made.append(Item(f"text {number}", text=text, metadata={"number": 100 + number, "long": len(text) > 35}))
     for number, (colour, shape) in enumerate((c, s) for c in COLOURS[:3] for s in SHAPES):
@@ -176,7 +176,7 @@ def running_server(*indexes: str | Path, options: tuple[str, ...] = (), ready: b
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="genius-server-") as folder:
         log_file = Path(folder) / "log"
-        command = [sys.executable, "-m", "genius.cli.app", "serve", *map(str, indexes), "--port", str(port), *options]
+        command = [sys.executable, "-m", "genius.cli", "serve", *map(str, indexes), "--port", str(port), *options]
         with log_file.open("wb") as log:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

@@ -1,4 +1,4 @@
-"""A benchmark in M-BEIR layout for tests: small drawn pictures of coloured shapes, all eight tasks, three splits."""
+"""A benchmark in M-BEIR layout for tests: small drawn images of coloured shapes, all eight tasks, three splits."""
 
 from itertools import product
 from pathlib import Path
@@ -34,7 +34,7 @@ _I, _T, _IT = Modality.IMAGE, Modality.TEXT, Modality.IMAGE_TEXT
 
 
 def write_tiny_benchmark(root: Path, tasks: tuple[int, ...] = tuple(TASKS)) -> Benchmark:
-    """In each split every (colour, shape) is a picture, a text and a pair, and asks one query of each task."""
+    """In each split every (colour, shape) is an image, a text and a pair, and asks one query of each task."""
     write_instructions(root, [_instruction(asked, wanted) for asked, wanted in TASKS.values()])
     for split in COLOURS:
         things = list(product(COLOURS[split], SHAPES[split]))
@@ -73,7 +73,7 @@ def _candidate(split: str, kind: Modality, colour: str, shape: str) -> Candidate
 
 
 def _query(split: str, task: Task, colour: str, shape: str) -> MBQuery:
-    """Right is the same thing; from picture to picture, all of one shape; a composed query changes the colour."""
+    """Right is the same thing; from image to image, all of one shape; a composed query changes the colour."""
     asked, wanted = task.query_modality, task.wanted
     colours = COLOURS[split]
     other = colours[(colours.index(colour) + 1) % len(colours)]
@@ -88,8 +88,8 @@ def _query(split: str, task: Task, colour: str, shape: str) -> MBQuery:
 
 def _draw(path: Path, colour: str, shape: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = Image.new("RGB", (48, 40), "white")
-    pen = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (48, 40), "white")
+    pen = ImageDraw.Draw(image)
     match shape:
         case "circle":
             pen.ellipse((8, 4, 40, 36), fill=colour)
@@ -102,4 +102,4 @@ def _draw(path: Path, colour: str, shape: str) -> None:
         case "cross":
             pen.line((8, 4, 40, 36), fill=colour, width=8)
             pen.line((8, 36, 40, 4), fill=colour, width=8)
-    picture.save(path)
+    image.save(path)

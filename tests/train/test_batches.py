@@ -18,7 +18,7 @@ tasks = st.lists(st.lists(positives, min_size=1, max_size=8), min_size=1, max_si
 
 
 def make(right: list[list[list[int]]], balance: float = 1.0, mix: int = 8) -> Pairs:
-    """right: for each task, for each query, its right candidates. The text of query i is i, its picture 100 + i."""
+    """right: for each task, for each query, its right candidates. The text of query i is i, its image 100 + i."""
     number = count()
     made = []
     for id, queries in zip((0, 1, 2, 3), right, strict=False):
@@ -63,7 +63,7 @@ def test_every_query_and_every_right_candidate_is_drawn() -> None:
     assert seen == {(0, 0), (0, 1), (1, 2), (2, 3), (2, 4), (2, 5)}
 
 
-def test_the_wanted_kind_text_and_picture_follow_the_query() -> None:
+def test_the_wanted_kind_text_and_image_follow_the_query() -> None:
     pairs = make([[[0]], [[1], [2]]])
     assert pairs.wanted.tolist() == [0, 1, 1]
     assert pairs.text.tolist() == [0, 1, 2]

@@ -81,9 +81,9 @@ def make_stage(folders: dict[str, str], data: TrainingData) -> Iterator[Callable
 
 def vectors_of(encoder: ClipEncoder) -> Vectors:
     rng = np.random.default_rng(0)
-    pictures = [Image.fromarray(rng.integers(0, 256, (30, 40, 3)).astype(np.uint8)) for _ in range(3)]
+    images = [Image.fromarray(rng.integers(0, 256, (30, 40, 3)).astype(np.uint8)) for _ in range(3)]
     texts = ("a", "Two words.", "three")
-    return encoder.encode([Prepared(encoder.pixels(p), text) for p, text in zip(pictures, texts, strict=True)])
+    return encoder.encode([Prepared(encoder.pixels(p), text) for p, text in zip(images, texts, strict=True)])
 
 
 def differ(one: Vectors, two: Vectors) -> float:
@@ -363,12 +363,12 @@ def test_later_stages_get_the_vectors_that_the_tuned_encoder_gives(
     untuned = ClipEncoder.from_hub(folders["clip"])
     texts = encoder.encode([Prepared(None, name) for name in data.texts.names]).text
     pixels = [encoder.pixels(load_image(name)) for name in data.images.names]
-    images = encoder.encode([Prepared(picture, "") for picture in pixels]).image
+    images = encoder.encode([Prepared(image, "") for image in pixels]).image
     np.testing.assert_allclose(vectors.texts[:-1], texts, atol=4e-3)
     np.testing.assert_allclose(vectors.images[:-1], images, atol=4e-3)
     assert not vectors.texts[-1].any()
     assert not vectors.images[-1].any()
-    before = untuned.encode([Prepared(picture, "") for picture in pixels]).image
+    before = untuned.encode([Prepared(image, "") for image in pixels]).image
     assert (np.abs(images - before).max() > 0.01) == (tune != "none")
     for name, value in encoder.model.state_dict().items():
         assert torch.equal(value, value.half().float()), name  # as a model folder will hold it

@@ -42,7 +42,7 @@ CONFIG = TrainConfig(
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_curves() -> Iterator[None]:
-    """Half of the time of so small a training would be spent on its picture."""
+    """Half of the time of so small a training would be spent on its image."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("genius.train.run.draw_curves", lambda log, out: None)
         yield
@@ -88,19 +88,19 @@ def test_the_three_stages_leave_a_model_with_the_tuned_clip(finished: Path, conf
     ).keys()
 
 
-def test_the_model_indexes_and_searches_pictures_texts_and_pairs(root: Path, finished: Path, tmp_path: Path) -> None:
+def test_the_model_indexes_and_searches_images_texts_and_pairs(root: Path, finished: Path, tmp_path: Path) -> None:
     model, bench = Genius.from_pretrained(finished), Benchmark(root)
     pool = bench.global_pool("test")
     index = Index.create(tmp_path / "index", model)
     index.add([bench.item(candidate) for candidate in pool])
     assert len(index) == len(pool)
-    pictured = next(c for c in pool if c.text is None)
+    imaged = next(c for c in pool if c.text is None)
     hits = index.search(Query(text="circle that is pink", target="image"), k=3)
     assert len(hits) == 3
     assert {hit.modality.label for hit in hits} == {"image"}
-    both = index.search(Query(text="the same in brown", image=bench.image(pictured.image_path)), k=3, mode="generate")
+    both = index.search(Query(text="the same in brown", image=bench.image(imaged.image_path)), k=3, mode="generate")
     assert both
-    itself = index.search(Query(image=bench.image(pictured.image_path), target="image", instruction=" "), k=2)
+    itself = index.search(Query(image=bench.image(imaged.image_path), target="image", instruction=" "), k=2)
     assert itself
 
 
@@ -123,7 +123,7 @@ def test_the_model_is_evaluated_on_a_slice_of_the_benchmark(root: Path, finished
 def test_nothing_is_encoded_after_its_vectors_are_made(
     root: Path, config: TrainConfig, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each text and picture once for the later stages; another training with that encoder takes all from the cache."""
+    """Each text and image once for the later stages; another training with that encoder takes all from the cache."""
     seen: list[Prepared] = []
     encode = ClipEncoder.encode
 

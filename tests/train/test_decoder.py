@@ -65,7 +65,7 @@ SMALL = DecoderStageConfig(d_model=16, layers=1, heads=2, d_kv=8, d_ff=32, prefi
 
 
 def make_data(candidates: int) -> SimpleNamespace:
-    """Pictures, texts and pairs in turn; most of them have a query."""
+    """Images, texts and pairs in turn; most of them have a query."""
     kind, rows = np.arange(candidates) % 3, np.arange(candidates)
     text, image = np.where(kind == 0, -1, rows), np.where(kind == 1, -1, rows)
     asked = rows[rows % 5 > 0]

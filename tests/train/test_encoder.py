@@ -43,7 +43,7 @@ def test_a_masked_target_is_not_pushed_away() -> None:
 
 @pytest.fixture
 def stage() -> EncoderStage:
-    """Six texts of different lengths and five pictures in two views, of random features."""
+    """Six texts of different lengths and five images in two views, of random features."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(2, 7, 6)
     states = rng.standard_normal((lengths.sum(), 384)).astype(np.float16)
@@ -79,7 +79,7 @@ def stage() -> EncoderStage:
 
 @torch.no_grad()
 def test_a_training_vector_is_the_normalised_sum_of_what_there_is(stage: EncoderStage) -> None:
-    """Texts are padded and encoded once each, pictures come in one of their views; the sum is phi of Eq. 2."""
+    """Texts are padded and encoded once each, images come in one of their views; the sum is phi of Eq. 2."""
     stage.views = stage.views[:1]
     text, image = np.array([3, -1, 3, 0]), np.array([-1, 2, 4, 2])
     made = stage._embed(text, image, np.random.default_rng(0))
@@ -91,7 +91,7 @@ def test_a_training_vector_is_the_normalised_sum_of_what_there_is(stage: Encoder
 
 
 @torch.no_grad()
-def test_pictures_come_in_all_of_their_views(stage: EncoderStage) -> None:
+def test_images_come_in_all_of_their_views(stage: EncoderStage) -> None:
     image = np.array([0, 1, 2, 3, 4] * 8)
     grid, pooled, logits = stage._features(image, np.random.default_rng(0))
     sources = set()
@@ -123,7 +123,7 @@ def test_validation_vectors_are_those_of_the_first_view_and_zero_for_none(stage:
     assert images[[0, 1, 4]].any(axis=1).all()
 
 
-def test_no_pictures_at_all_have_no_vectors(stage: EncoderStage) -> None:
+def test_no_images_at_all_have_no_vectors(stage: EncoderStage) -> None:
     none = SimpleNamespace(**{name: getattr(stage.views[0], name)[:0] for name in ("map", "pooled", "logits")})
     made = image_vectors(stage.heads, none, np.arange(0))  # type: ignore[arg-type]
     np.testing.assert_array_equal(made, np.zeros((1, 8)))

@@ -1,4 +1,4 @@
-"""Cached features: computed once, resumed where a run stopped, and the right picture in every row."""
+"""Cached features: computed once, resumed where a run stopped, and the right image in every row."""
 
 import json
 import multiprocessing
@@ -36,7 +36,7 @@ class Killed(BaseException):
 
 
 class Backbone:
-    """Features that name the picture: its first red value. Dies after `lives` blocks."""
+    """Features that name the image: its first red value. Dies after `lives` blocks."""
 
     lives = 10**6
     seen: list[int]
@@ -56,7 +56,7 @@ class Backbone:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backbone above, in blocks of four pictures."""
+    """The backbone above, in blocks of four images."""
     monkeypatch.setattr(features, "EfficientNetLite2", Backbone)
     monkeypatch.setattr(features, "IMAGE_BLOCK", 4)
     Backbone.lives, Backbone.seen = 10**6, []
@@ -64,11 +64,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def names(tmp_path: Path) -> list[str]:
-    """Ten pictures, each of one colour: its red value is its number times ten."""
-    (tmp_path / "pictures").mkdir()
+    """Ten images, each of one colour: its red value is its number times ten."""
+    (tmp_path / "images").mkdir()
     for number in range(10):
-        Image.new("RGB", (6, 5), (10 * number, 0, 0)).save(tmp_path / f"pictures/{number}.png")
-    return [str(tmp_path / f"pictures/{number}.png") for number in range(10)]
+        Image.new("RGB", (6, 5), (10 * number, 0, 0)).save(tmp_path / f"images/{number}.png")
+    return [str(tmp_path / f"images/{number}.png") for number in range(10)]
 
 
 def image_features(names: list[str], cache: Path, view: int = 0) -> ImageFeatures:
@@ -76,7 +76,7 @@ def image_features(names: list[str], cache: Path, view: int = 0) -> ImageFeature
 
 
 @pytest.mark.parametrize("view", [0, 1])
-def test_every_picture_has_its_own_row(names: list[str], tmp_path: Path, view: int) -> None:
+def test_every_image_has_its_own_row(names: list[str], tmp_path: Path, view: int) -> None:
     made = image_features(names, tmp_path / "cache", view)
     assert (made.map.shape, made.pooled.shape, made.logits.shape) == ((10, 352, 49), (10, 1280), (10, 1000))
     assert made.map.dtype == made.pooled.dtype == made.logits.dtype == np.float16
@@ -104,7 +104,7 @@ def test_a_full_cache_is_only_read(names: list[str], tmp_path: Path, monkeypatch
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
 
 
-def test_other_pictures_and_other_views_have_a_cache_of_their_own(names: list[str], tmp_path: Path) -> None:
+def test_other_images_and_other_views_have_a_cache_of_their_own(names: list[str], tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     image_features(names, cache)
     image_features(names, cache, view=1)
@@ -114,12 +114,12 @@ def test_other_pictures_and_other_views_have_a_cache_of_their_own(names: list[st
     assert len(list(cache.iterdir())) == 3
 
 
-def test_no_pictures_at_all_are_no_mistake(tmp_path: Path) -> None:
+def test_no_images_at_all_are_no_mistake(tmp_path: Path) -> None:
     """A benchmark may be of texts alone."""
     assert image_features([], tmp_path / "cache").pooled.shape == (0, 1280)
 
 
-def test_a_picture_that_cannot_be_read_is_named_and_stops_nothing_for_good(names: list[str], tmp_path: Path) -> None:
+def test_a_image_that_cannot_be_read_is_named_and_stops_nothing_for_good(names: list[str], tmp_path: Path) -> None:
     whole = Path(names[6]).read_bytes()
     Path(names[6]).write_bytes(b"")
     with pytest.raises(BadImage, match=names[6]):
@@ -129,7 +129,7 @@ def test_a_picture_that_cannot_be_read_is_named_and_stops_nothing_for_good(names
 
 
 def test_views_are_crops_mirrored_every_other_time_and_always_the_same() -> None:
-    """On a picture that goes from black at the left to white at the right, a crop's ends tell where it lies."""
+    """On an image that goes from black at the left to white at the right, a crop's ends tell where it lies."""
     ramp = Image.fromarray(np.tile(np.linspace(0, 255, 300).astype(np.uint8)[None, :, None], (200, 1, 3)))
     whole = features._view(ramp, 0, 0)[100, :, 0].astype(int)
     assert whole[0] < 3
@@ -232,7 +232,7 @@ def blocks_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "TEXT_BLOCK", 8)
 
 
-def test_every_text_and_picture_has_the_row_of_its_number(names: list[str], tmp_path: Path) -> None:
+def test_every_text_and_image_has_the_row_of_its_number(names: list[str], tmp_path: Path) -> None:
     images = image_rows(Counting(), names, tmp_path, 2, QUIET)
     texts = text_rows(Counting(), WORDS, tmp_path, 2, QUIET)
     np.testing.assert_array_equal(images, np.array([*range(0, 100, 10), 0])[:, None].repeat(3, 1))
@@ -263,7 +263,7 @@ def test_vectors_of_other_weights_are_other_vectors(names: list[str], tmp_path: 
 
 
 def test_vectors_that_are_not_numbers_are_refused_and_not_kept(names: list[str], tmp_path: Path) -> None:
-    with pytest.raises(BadModel, match=r"vectors of pictures that are not numbers.*float32"):
+    with pytest.raises(BadModel, match=r"vectors of images that are not numbers.*float32"):
         image_rows(Counting(float("nan")), names, tmp_path, 1, QUIET)
     with pytest.raises(BadModel):
         image_rows(Counting(float("nan")), names, tmp_path, 1, QUIET)
@@ -273,7 +273,7 @@ def test_mapped_vectors_are_those_of_the_mapped_encoder(names: list[str], tmp_pa
     """They lie where the new encoder's own would: it finds them there."""
     frozen, tuned = Counting(1.0), Counting(3.0)
     rows = image_rows(frozen, names, tmp_path, 1, QUIET)
-    mapped = mapped_rows(tuned, "pictures", names, rows, 3 * np.eye(3, dtype=np.float32), tmp_path, QUIET)
+    mapped = mapped_rows(tuned, "images", names, rows, 3 * np.eye(3, dtype=np.float32), tmp_path, QUIET)
     np.testing.assert_array_equal(mapped, 3 * rows)
     np.testing.assert_array_equal(image_rows(tuned, names, tmp_path, 1, QUIET), mapped)
     assert tuned.seen == 0

@@ -190,8 +190,8 @@ def test_a_run_leaves_curves_times_and_its_settings(finished: Path) -> None:
 def test_the_model_that_comes_out_works(trainer: Trainer, finished: Path) -> None:
     model = Genius.from_pretrained(finished)
     assert (model.dim, model.sizes, model.code_beams) == (16, (3, 8, 8, 8), 2)
-    picture = next(trainer.root.glob("images/test/*.png"))
-    vectors = model.encode_items([Item("a", text="a red circle"), Item("b", image=picture), Item("c", "x", picture)])
+    image = next(trainer.root.glob("images/test/*.png"))
+    vectors = model.encode_items([Item("a", text="a red circle"), Item("b", image=image), Item("c", "x", image)])
     assert model.codes(vectors)[:, 0].tolist() == [1, 0, 2]
     assert np.isfinite(model.fuse(vectors)).all()
 
@@ -202,7 +202,7 @@ def test_the_heads_see_in_a_cache_what_they_see_later(trainer: Trainer, finished
     images = np.load(finished / "training/images.npy")
     texts = np.load(finished / "training/texts.npy")
     train_pool = Benchmark(trainer.root).global_pool("train")
-    items = [c for c in train_pool if c.text is None][:4]  # the first pictures to be numbered
+    items = [c for c in train_pool if c.text is None][:4]  # the first images to be numbered
     vectors = model.encode_items([Benchmark(trainer.root).item(c) for c in items])
     np.testing.assert_allclose(vectors.image, images[:4], atol=0.02 * np.abs(images).max())
     words = [c for c in train_pool if c.text is not None][:4]  # and the first texts

@@ -23,7 +23,7 @@ def slowly(split: SplitData, task: TaskData, queries: np.ndarray, candidates: np
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 8))
 def test_recall_against_sorting(seed: int, size: int, queries: int) -> None:
-    """Own pictures are no answers, even in a pool of fewer candidates than are asked for."""
+    """Own images are no answers, even in a pool of fewer candidates than are asked for."""
     rng = np.random.default_rng(seed)
     tasks = []
     for id in (0, 4):

@@ -3,7 +3,7 @@
 
 import { addItems, cancelJob, job as askJob } from "./api.js";
 import { $, el, icon, show } from "./dom.js";
-import { base64, isPicture, isText } from "./files.js";
+import { base64, isImage, isText } from "./files.js";
 import { closeOverlay, openOverlay } from "./state.js";
 import { count, plural } from "./wording.js";
 
@@ -11,7 +11,7 @@ const AT_ONCE = { bytes: 20_000_000, items: 500 }; // of one job
 const LONGEST_NAME = 400;
 const POLL = { first: 250, most: 2000 }; // milliseconds
 
-let rows = []; // {file, picture, element, id, text, problem}
+let rows = []; // {file, image, element, id, text, problem}
 let working = null; // the job that runs: {job, stopped}
 let added = []; // ids of what was sent last
 let finished = () => {};
@@ -66,10 +66,10 @@ function closed() {
 
 async function take(files) {
   for (const file of files) {
-    const row = { file, picture: isPicture(file), id: freeName(file), text: "", problem: null };
-    if (!row.picture) {
+    const row = { file, image: isImage(file), id: freeName(file), text: "", problem: null };
+    if (!row.image) {
       if (isText(file)) row.text = (await file.text()).trim();
-      else row.problem = "This is neither a picture nor a text file.";
+      else row.problem = "This is neither an image nor a text file.";
       if (!row.problem && !row.text) row.problem = "The file is empty.";
     }
     row.element = element(row);
@@ -84,7 +84,7 @@ async function take(files) {
 
 function freeName(file) {
   const pasted = /^(image|picture|blob)?(\.\w+)?$/.test(file.name);
-  const name = (pasted ? `picture ${new Date().toISOString().slice(0, 19).replace("T", " ")}` : file.name).slice(
+  const name = (pasted ? `image ${new Date().toISOString().slice(0, 19).replace("T", " ")}` : file.name).slice(
     -LONGEST_NAME,
   );
   const taken = new Set(rows.map((row) => row.id));
@@ -118,7 +118,7 @@ function element(row) {
 }
 
 function thumb(row) {
-  if (!row.picture) return icon("text");
+  if (!row.image) return icon("text");
   row.preview ??= URL.createObjectURL(row.file);
   const image = el("img", { src: row.preview, alt: "" });
   image.addEventListener("error", () => image.replaceWith(icon("warning")));
@@ -143,10 +143,10 @@ function fields(row) {
     row.text = words.value;
     countReady();
   };
-  const hint = row.picture ? "Words, if you like" : "The text";
+  const hint = row.image ? "Words, if you like" : "The text";
   const words = el("textarea", {
     class: "add-text",
-    rows: row.picture ? 1 : 3,
+    rows: row.image ? 1 : 3,
     maxlength: "10000",
     "aria-label": `Words for ${file.name}`,
     placeholder: hint,
@@ -166,7 +166,7 @@ function forget(row) {
   if (row.preview) URL.revokeObjectURL(row.preview);
 }
 
-const ready = () => rows.filter((row) => !row.problem && row.id && (row.picture || row.text.trim()));
+const ready = () => rows.filter((row) => !row.problem && row.id && (row.image || row.text.trim()));
 
 function list() {
   $("add-list").replaceChildren(...rows.map((row) => row.element));
@@ -210,7 +210,7 @@ function* parts(sending) {
   let part = [];
   let bytes = 0;
   for (const row of sending) {
-    const size = row.picture ? row.file.size * 1.4 : row.text.length * 3;
+    const size = row.image ? row.file.size * 1.4 : row.text.length * 3;
     if (part.length && (bytes + size > AT_ONCE.bytes || part.length >= AT_ONCE.items)) {
       yield part;
       part = [];
@@ -228,7 +228,7 @@ async function runPart(part, sum, total) {
     part.map(async (row) => ({
       id: row.id,
       text: row.text.trim() || null,
-      image: row.picture ? await base64(row.file) : null,
+      image: row.image ? await base64(row.file) : null,
     })),
   );
   const { job } = await addItems(items);

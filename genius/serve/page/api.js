@@ -1,9 +1,9 @@
 // api.js: talks to the service. Knows its routes, its errors, the API key and the index in use; touches no element
-// except pictures, which it fills.
+// except images, which it fills.
 
 const BASE = new URL("../", import.meta.url); // the page's files lie one level below the service's root
 const KEY = "genius.key";
-const KEPT_PICTURES = 400;
+const KEPT_IMAGES = 400;
 
 let index = "";
 let wantKey = null; // asks the person for a key: (what is wrong with the last one) -> Promise<string | null>
@@ -95,8 +95,8 @@ async function problem(response) {
 
 // Routes
 
-/** query: as `state` has it; picture: a file or null. */
-export function search(query, picture, signal) {
+/** query: as `state` has it; image: a file or null. */
+export function search(query, image, signal) {
   const wanted = {
     text: query.q || null,
     like: query.like || null,
@@ -109,10 +109,10 @@ export function search(query, picture, signal) {
     where: query.where || null,
     explain: true,
   };
-  if (!picture) return request("v1/search", { method: "POST", json: wanted, signal });
+  if (!image) return request("v1/search", { method: "POST", json: wanted, signal });
   const form = new FormData();
   for (const [name, value] of Object.entries(wanted)) if (value !== null) form.set(name, String(value));
-  form.set("image", picture, "picture");
+  form.set("image", image, "image");
   return request("v1/search", { method: "POST", form, signal });
 }
 
@@ -127,7 +127,7 @@ export const addItems = (items) => request("v1/items", { method: "POST", json: {
 export const job = (id) => request(`v1/jobs/${encodeURIComponent(id)}`);
 export const cancelJob = (id) => request(`v1/jobs/${encodeURIComponent(id)}`, { method: "DELETE" });
 
-// Pictures
+// Images
 
 const blobs = new Map(); // address -> promise of a blob URL; the oldest go first
 
@@ -142,8 +142,8 @@ const seen = new IntersectionObserver(
   { rootMargin: "300px" },
 );
 
-/** Fills an <img> or an SVG <image>. With an API key the picture is fetched, as elements cannot send headers. */
-export function fillPicture(element, path, size) {
+/** Fills an <img> or an SVG <image>. With an API key the image is fetched, as elements cannot send headers. */
+export function fillImage(element, path, size) {
   const url = address(path, { size }).href;
   if (!key()) return put(element, url);
   element.dataset.address = url;
@@ -160,8 +160,8 @@ function put(element, url) {
 
 async function load(element, url) {
   if (!blobs.has(url)) {
-    blobs.set(url, fetchPicture(url));
-    if (blobs.size > KEPT_PICTURES) forgetOldest();
+    blobs.set(url, fetchImage(url));
+    if (blobs.size > KEPT_IMAGES) forgetOldest();
   }
   try {
     put(element, await blobs.get(url));
@@ -171,7 +171,7 @@ async function load(element, url) {
   }
 }
 
-async function fetchPicture(url) {
+async function fetchImage(url) {
   const response = await fetch(url, { headers: headers() });
   if (!response.ok) throw await problem(response);
   return URL.createObjectURL(await response.blob());

@@ -1,7 +1,7 @@
 // cards.js: items as cards in a grid, wherever they come from. Knows how an item looks and how one moves among cards
 // by keyboard; not what happens when one is opened.
 
-import { fillPicture } from "./api.js";
+import { fillImage } from "./api.js";
 import { chips } from "./chips.js";
 import { el, icon } from "./dom.js";
 import { alternative, kind, says, score, title } from "./wording.js";
@@ -9,18 +9,18 @@ import { alternative, kind, says, score, title } from "./wording.js";
 const BRIEF = 60; // characters: shorter texts are written larger
 
 /**
- * An <img> of an item's picture. size: at most so many pixels of the page; alt: "" where the item is named beside it;
+ * An <img> of an item's image. size: at most so many pixels of the page; alt: "" where the item is named beside it;
  * instead: what takes its place when it cannot be shown, null for nothing.
  */
-export function picture(item, size, { alt = alternative(item), instead = gone() } = {}) {
-  const image = el("img", { alt, loading: "lazy", decoding: "async", draggable: "false" });
-  image.addEventListener("load", () => image.classList.add("there"), { once: true });
-  image.addEventListener("error", () => image.replaceWith(...(instead ? [instead] : [])), { once: true });
-  fillPicture(image, item.picture, devicePixelRatio > 1.25 ? 2 * size : size);
+export function image(item, size, { alt = alternative(item), instead = gone() } = {}) {
+  const element = el("img", { alt, loading: "lazy", decoding: "async", draggable: "false" });
+  element.addEventListener("load", () => element.classList.add("there"), { once: true });
+  element.addEventListener("error", () => element.replaceWith(...(instead ? [instead] : [])), { once: true });
+  fillImage(element, item.image_url, devicePixelRatio > 1.25 ? 2 * size : size);
   return image;
 }
 
-const gone = () => el("span", { class: "gone" }, "The picture cannot be shown.");
+const gone = () => el("span", { class: "gone" }, "The image cannot be shown.");
 
 /**
  * A card. item: as the service gives it, with a score if it is a hit.
@@ -56,23 +56,23 @@ export function card(item, { mode = "fast", shared = 0, written = 0 } = {}) {
 }
 
 function face(item) {
-  if (item.picture) return el("span", { class: "card-picture" }, picture(item, 256));
+  if (item.image_url) return el("span", { class: "card-image" }, image(item, 256));
   const text = item.text ?? title(item);
   return el(
     "span",
-    { class: "card-picture words" },
+    { class: "card-image words" },
     el("span", { class: text.length <= BRIEF ? "brief" : null }, text),
   );
 }
 
 function caption(item, name) {
-  if (!item.picture && (!item.text || says(item.text, name))) return null; // the face says it already
-  return el("span", { class: "card-title" }, item.picture && item.text ? item.text : name);
+  if (!item.image_url && (!item.text || says(item.text, name))) return null; // the face says it already
+  return el("span", { class: "card-title" }, item.image_url && item.text ? item.text : name);
 }
 
-/** Fills a grid. Texts alone get wider columns than pictures do. */
+/** Fills a grid. Texts alone get wider columns than images do. */
 export function fillGrid(grid, items, cards) {
-  grid.classList.toggle("texts", items.length > 0 && items.every((item) => !item.picture));
+  grid.classList.toggle("texts", items.length > 0 && items.every((item) => !item.image_url));
   grid.replaceChildren(...cards);
 }
 
@@ -86,7 +86,7 @@ export function skeletons(number) {
     el(
       "li",
       { class: "card ghost" },
-      el("span", { class: "card-picture" }),
+      el("span", { class: "card-image" }),
       el("span", { class: "line" }),
       el("span", { class: "line short" }),
     ),

@@ -2,7 +2,7 @@
 // Knows the code tree as the service shows it.
 
 import { codes as askCodes } from "./api.js";
-import { card, fillGrid, picture, skeletons } from "./cards.js";
+import { card, fillGrid, image, skeletons } from "./cards.js";
 import { $, el, show } from "./dom.js";
 import { codesAddress, goToView, leaveView, readView } from "./state.js";
 import { codeName, count, plural, title } from "./wording.js";
@@ -110,7 +110,7 @@ function nextCodes(page, codes) {
     const pattern = [...codes, child.code];
     const { example } = child;
     const words = el("span", { class: "words" }, example ? title(example) : "");
-    const face = example?.picture ? picture(example, 128, { alt: "", instead: words }) : words;
+    const face = example?.image ? image(example, 128, { alt: "", instead: words }) : words;
     return el(
       "li",
       {},

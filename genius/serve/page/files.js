@@ -1,14 +1,14 @@
-// files.js: files that people choose, drop or paste. Knows which are pictures and which are texts, how to make a large
-// picture small enough to ask with, and how to read a file. Knows nothing of the service.
+// files.js: files that people choose, drop or paste. Knows which are images and which are texts, how to make a large
+// image small enough to ask with, and how to read a file. Knows nothing of the service.
 
-const LARGE = 3_000_000; // bytes: larger pictures are made smaller before they are sent as a query
+const LARGE = 3_000_000; // bytes: larger images are made smaller before they are sent as a query
 const SIDE = 1024; // pixels: more than any encoder looks at
 const TEXTS = /\.(txt|md|text)$/i;
 
-export const isPicture = (file) => file.type.startsWith("image/");
+export const isImage = (file) => file.type.startsWith("image/");
 export const isText = (file) => file.type.startsWith("text/") || TEXTS.test(file.name);
 
-/** The picture itself, or a smaller copy of a large one. Animations and odd formats are left as they are. */
+/** The image itself, or a smaller copy of a large one. Animations and odd formats are left as they are. */
 export async function forQuery(file) {
   if (file.size <= LARGE || file.type === "image/gif") return file;
   try {
@@ -71,7 +71,7 @@ export function onFiles(given, zone) {
     if (files.length) given(files, "dropped");
   });
   document.addEventListener("paste", (event) => {
-    const files = filesOf(event.clipboardData).filter(isPicture);
+    const files = filesOf(event.clipboardData).filter(isImage);
     if (!files.length) return;
     event.preventDefault();
     given(files, "pasted");

@@ -1,9 +1,9 @@
-// form.js: the search form: words, a picture or an item to start from, what to get back, and the options.
+// form.js: the search form: words, an image or an item to start from, what to get back, and the options.
 // Turns what is set in it into a query and a query into what is set in it. Does not search.
 
-import { fillPicture, item as askItem } from "./api.js";
+import { fillImage, item as askItem } from "./api.js";
 import { $, el, show } from "./dom.js";
-import { forQuery, isPicture } from "./files.js";
+import { forQuery, isImage } from "./files.js";
 import { DEFAULTS } from "./state.js";
 import { title } from "./wording.js";
 
@@ -16,7 +16,7 @@ const MODES = {
 };
 
 let index = ""; // the index in use, as the address names it
-let picture = null; // the file in the query
+let image = null; // the file in the query
 let like = ""; // or the id of an item
 let preview = null; // the file's blob URL
 let kinds = {}; // how many items of each kind the index has
@@ -30,21 +30,21 @@ export function startForm(search) {
     search(read());
   });
   for (const radio of targets()) radio.addEventListener("change", () => hasContent() && search(read()));
-  $("choose-picture").addEventListener("click", () => $("picture").click());
-  $("picture").addEventListener("change", async () => {
-    const [file] = $("picture").files;
+  $("choose-image").addEventListener("click", () => $("image").click());
+  $("image").addEventListener("change", async () => {
+    const [file] = $("image").files;
     if (!file) return;
-    await usePicture(file);
-    $("picture").value = "";
+    await useImage(file);
+    $("image").value = "";
     search(read());
   });
-  $("remove-picture").addEventListener("click", () => {
+  $("remove-image").addEventListener("click", () => {
     useNothing();
     $("q").focus();
     search(read());
   });
   $("q").addEventListener("keydown", (event) => {
-    if (event.key === "Backspace" && !$("q").value && (picture || like)) $("remove-picture").click();
+    if (event.key === "Backspace" && !$("q").value && (image || like)) $("remove-image").click();
   });
   $("mode").addEventListener("change", explainMode);
   $("options").addEventListener("input", countChanged);
@@ -64,11 +64,11 @@ export function startForm(search) {
 }
 
 const targets = () => document.getElementsByName("target");
-const hasContent = () => Boolean($("q").value.trim() || picture || like);
+const hasContent = () => Boolean($("q").value.trim() || image || like);
 
 /** The query as the form has it. */
 export function read() {
-  const query = { ...DEFAULTS, index, q: $("q").value.trim(), like, picture };
+  const query = { ...DEFAULTS, index, q: $("q").value.trim(), like, image };
   query.target = [...targets()].find((radio) => radio.checked).value;
   for (const name of SETTINGS) query[name] = NUMBERS.includes(name) ? number(name) : $(name).value.trim();
   return query;
@@ -87,8 +87,8 @@ export function write(query) {
   for (const name of SETTINGS) $(name).value = query[name];
   explainMode();
   countChanged();
-  if (query.picture !== picture || query.like !== like) {
-    if (query.picture) showFile(query.picture);
+  if (query.image !== image || query.like !== like) {
+    if (query.image) showFile(query.image);
     else if (query.like) useLike(query.like);
     else useNothing();
   }
@@ -138,15 +138,15 @@ function insertField(name) {
 
 // What the query starts from beside words
 
-/** Makes a file the query's picture; files that are no pictures are refused by returning false. */
-export async function usePicture(file) {
-  if (!isPicture(file)) return false;
+/** Makes a file the query's image; files that are no images are refused by returning false. */
+export async function useImage(file) {
+  if (!isImage(file)) return false;
   showFile(await forQuery(file));
   preferTarget(kinds.image || !kinds["image,text"] ? "image" : "image,text");
   return true;
 }
 
-/** Pictures are compared best with one kind of thing: where nothing was chosen, choose what is most likely meant. */
+/** Images are compared best with one kind of thing: where nothing was chosen, choose what is most likely meant. */
 function preferTarget(kind) {
   const [anything] = targets();
   if (!anything.checked || $("instruction").value.trim()) return;
@@ -162,7 +162,7 @@ export function startComposing(item) {
 
 function showFile(file) {
   useNothing();
-  picture = file;
+  image = file;
   preview = URL.createObjectURL(file);
   $("query-thumb").src = preview;
   chip(file.name && !/^(image|picture|blob)\b/.test(file.name) ? file.name : "Your picture", true);
@@ -181,27 +181,27 @@ async function useLike(id, known = null) {
     return;
   }
   if (like !== id) return;
-  if (item.picture) fillPicture($("query-thumb"), item.picture, 128);
-  chip(`Similar to ${title(item)}`, Boolean(item.picture));
+  if (item.image_url) fillImage($("query-thumb"), item.image_url, 128);
+  chip(`Similar to ${title(item)}`, Boolean(item.image_url));
 }
 
-function chip(name, hasPicture) {
+function chip(name, hasImage) {
   $("query-name").textContent = name;
-  $("query-picture").title = name;
-  show(hasPicture, $("query-thumb"));
-  show(!hasPicture, $("query-mark"));
-  show(true, $("query-picture"));
-  $("q").placeholder = hasPicture ? "Add words, such as: in red" : invitation();
+  $("query-image").title = name;
+  show(hasImage, $("query-thumb"));
+  show(!hasImage, $("query-mark"));
+  show(true, $("query-image"));
+  $("q").placeholder = hasImage ? "Add words, such as: in red" : invitation();
 }
 
-const invitation = () => (matchMedia("(hover: none)").matches ? "Describe it" : "Describe it, or drop a picture");
+const invitation = () => (matchMedia("(hover: none)").matches ? "Describe it" : "Describe it, or drop an image");
 
 function useNothing() {
-  picture = null;
+  image = null;
   like = "";
   if (preview) URL.revokeObjectURL(preview);
   preview = null;
   $("query-thumb").removeAttribute("src");
-  show(false, $("query-picture"));
+  show(false, $("query-image"));
   $("q").placeholder = invitation();
 }

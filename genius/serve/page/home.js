@@ -1,14 +1,14 @@
-// home.js: the page before the first search: words and pictures of the index itself, one click from a result.
+// home.js: the page before the first search: words and images of the index itself, one click from a result.
 // Takes them from the code tree, where every code is something different. Knows nothing of what a click does.
 
 import { codes } from "./api.js";
-import { picture } from "./cards.js";
+import { image } from "./cards.js";
 import { $, el, show } from "./dom.js";
 import { title } from "./wording.js";
 
 const WORDS = 6;
 const BRIEF = 20; // characters: where there are enough such, longer ones are not shown
-const PICTURES = 12;
+const IMAGES = 12;
 
 let filled = null; // the index whose examples are shown
 
@@ -16,7 +16,7 @@ let filled = null; // the index whose examples are shown
 export async function showHome(index) {
   const empty = index.items === 0;
   $("home-empty-hint").textContent = index.writable
-    ? "Drop pictures or text files anywhere on this page to add them."
+    ? "Drop images or text files anywhere on this page to add them."
     : "There is nothing to find yet.";
   show(empty, $("home-empty"));
   show(!empty, $("home-hint"));
@@ -32,7 +32,7 @@ export async function showHome(index) {
       ask(2, kinds["image,text"]),
     ]);
     if (filled !== index.name) return;
-    showPictures(images ?? pairs);
+    showImages(images ?? pairs);
     showWords([pairs, texts, images]);
   } catch {
     filled = null; // examples are a gift: the page works without them
@@ -42,9 +42,9 @@ export async function showHome(index) {
 /** The examples have changed with the index. */
 export const forgetHome = () => (filled = null);
 
-function showPictures(page) {
-  const all = (page?.children ?? []).map((child) => child.example).filter((example) => example?.picture);
-  const buttons = pick(all, PICTURES).map((example) =>
+function showImages(page) {
+  const all = (page?.children ?? []).map((child) => child.example).filter((example) => example?.image);
+  const buttons = pick(all, IMAGES).map((example) =>
     el(
       "button",
       {
@@ -53,13 +53,13 @@ function showPictures(page) {
         "aria-label": `Find similar to ${title(example)}`,
         title: "Find similar",
       },
-      picture(example, 128, { alt: "", instead: el("small", {}, title(example)) }),
+      image(example, 128, { alt: "", instead: el("small", {}, title(example)) }),
     ),
   );
-  $("home-pictures")
+  $("home-images")
     .querySelector(".samples")
     .replaceChildren(...buttons);
-  show(buttons.length > 0, $("home-pictures"));
+  show(buttons.length > 0, $("home-images"));
 }
 
 function showWords(pages) {

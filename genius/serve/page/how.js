@@ -2,7 +2,7 @@
 // stage took and how much was looked at. Knows the service's answer.
 
 import { chips, hasPrefix } from "./chips.js";
-import { picture } from "./cards.js";
+import { image } from "./cards.js";
 import { $, el, show } from "./dom.js";
 import { codesAddress } from "./state.js";
 import { describe, draw, list, plant } from "./tree.js";
@@ -13,7 +13,7 @@ const GROUPS = 5;
 const THUMBS = 8;
 const STAGES = {
   queue: "waiting for its turn",
-  prepare: "reading words and picture",
+  prepare: "reading words and image",
   encode: "turning them into a vector",
   generate: "writing IDs code by code",
   rerank: "comparing the items found",
@@ -123,9 +123,9 @@ function shared(hits) {
           "aria-label": `${plural(members.length, "result")} share ${prefixName(codes)}`,
         },
         members
-          .filter((hit) => hit.picture)
+          .filter((hit) => hit.image_url)
           .slice(0, THUMBS)
-          .map((hit) => picture(hit, 64, { alt: "", instead: null })),
+          .map((hit) => image(hit, 64, { alt: "", instead: null })),
         el("span", {}, `${members.length} of ${hits.length}`),
       ),
     );

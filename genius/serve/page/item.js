@@ -1,6 +1,6 @@
 // item.js: one item, large, in a dialog, with what can be done with it. Knows items; not how searches run.
 
-import { deleteItem, fillPicture } from "./api.js";
+import { deleteItem, fillImage } from "./api.js";
 import { chips } from "./chips.js";
 import { $, el, show } from "./dom.js";
 import { closeOverlay, openOverlay } from "./state.js";
@@ -16,7 +16,7 @@ let gone = () => {};
 /** similar, compose: what to do with an item; deleted: what to do when one is gone. */
 export function startItem({ similar, compose, deleted }) {
   gone = deleted;
-  $("item-picture").addEventListener("error", () => show(false, $("item-figure")));
+  $("item-image").addEventListener("error", () => show(false, $("item-figure")));
   $("item-close").addEventListener("click", () => $("item").close());
   $("item").addEventListener("click", (event) => event.target === $("item") && $("item").close());
   $("item").addEventListener("close", closeOverlay);
@@ -60,11 +60,11 @@ function fill(one) {
   item = one;
   $("item").dataset.id = one.id;
   $("item-title").textContent = title(one).length > LONG ? kind(one.modality) : title(one);
-  show(Boolean(one.picture), $("item-figure"), $("item-compose"));
-  $("item-picture").removeAttribute("src");
-  if (one.picture) {
-    $("item-picture").alt = alternative(one);
-    fillPicture($("item-picture"), one.picture, 1024);
+  show(Boolean(one.image_url), $("item-figure"), $("item-compose"));
+  $("item-image").removeAttribute("src");
+  if (one.image_url) {
+    $("item-image").alt = alternative(one);
+    fillImage($("item-image"), one.image_url, 1024);
   }
   $("item-text").textContent = one.text ?? "";
   show(Boolean(one.text) && !says($("item-title").textContent, one.text), $("item-text"));

@@ -7,7 +7,7 @@ import { walkGrid } from "./cards.js";
 import { startHighlight } from "./chips.js";
 import { codeItems, showCodes, startCodes } from "./codes.js";
 import { $, show, toast } from "./dom.js";
-import { isPicture, onFiles } from "./files.js";
+import { isImage, onFiles } from "./files.js";
 import * as form from "./form.js";
 import { forgetHome, showHome } from "./home.js";
 import { startHow } from "./how.js";
@@ -58,7 +58,7 @@ function start() {
   document.addEventListener("keydown", walkGrid);
   onChange(render);
   if (overlay()) history.replaceState({ ...history.state, overlay: null }, "");
-  if (readQuery().lost) toast("The picture of this search is gone with the reload. Choose it again.");
+  if (readQuery().lost) toast("The image of this search is gone with the reload. Choose it again.");
   loadIndexes();
   render();
   if (!$("key-dialog").open) $("q").focus();
@@ -113,7 +113,7 @@ function showView(view, query) {
 }
 
 function titleOf(query) {
-  const words = query.q || (query.like ? "Similar" : query.picture ? "Picture" : "");
+  const words = query.q || (query.like ? "Similar" : query.image ? "Image" : "");
   return words ? `${words} – genius` : "genius";
 }
 
@@ -175,7 +175,7 @@ function search(query) {
 /** Things of the item's own kind: those are what it can be compared with best. */
 function similar({ id, modality }) {
   const { index } = readQuery();
-  search({ ...DEFAULTS, ...settings(), index, target: modality, like: id, picture: null });
+  search({ ...DEFAULTS, ...settings(), index, target: modality, like: id, image: null });
   scrollTo(0, 0);
 }
 
@@ -185,7 +185,7 @@ function settings() {
   return { mode, k, beam, budget, where };
 }
 
-/** The item's picture goes into the box, and waits there for words. */
+/** The item's image goes into the box, and waits there for words. */
 function compose(item) {
   if (readView().name !== "search") goToView("");
   form.startComposing(item);
@@ -210,17 +210,17 @@ async function givenFiles(files, how) {
   if (addIsOpen()) return openAdd(files);
   closeItem();
   const [file] = files;
-  if (files.length === 1 && isPicture(file) && index?.items !== 0) {
-    await form.usePicture(file);
+  if (files.length === 1 && isImage(file) && index?.items !== 0) {
+    await form.useImage(file);
     search(form.read());
     const instead = { label: "Add it to the index instead", id: "add-instead", run: () => openAdd(files) };
-    return toast(`Searching with the picture you ${how}.`, index?.writable ? instead : null);
+    return toast(`Searching with the image you ${how}.`, index?.writable ? instead : null);
   }
   if (index?.writable) return openAdd(files);
   toast(
     files.length === 1
-      ? "This is not a picture. Drop a picture to search with it."
-      : "Drop one picture to search with it.",
+      ? "This is not an image. Drop an image to search with it."
+      : "Drop one image to search with it.",
   );
 }
 
@@ -239,7 +239,7 @@ function click(event) {
   if (example) return similar({ id: example.dataset.exampleLike, modality: example.dataset.modality });
   if (event.target.closest?.("#brand")) {
     event.preventDefault();
-    goToQuery({ ...DEFAULTS, index: readQuery().index, picture: null });
+    goToQuery({ ...DEFAULTS, index: readQuery().index, image: null });
     $("q").focus();
   }
   if (event.target.closest?.("#skip")) {

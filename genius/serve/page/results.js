@@ -17,7 +17,7 @@ const TITLES = {
   403: "This is not allowed",
   404: "Not found",
   413: "That is too large",
-  415: "That is no picture the service can read",
+  415: "That is no image the service can read",
   422: "The query cannot be used",
   429: "Too many questions at once",
   503: "The service is busy",
@@ -48,7 +48,7 @@ export async function run(query, attempt = 1) {
   $("results").setAttribute("aria-busy", "true");
   const waiting = setTimeout(showWaiting, $("results").children.length ? PATIENCE : 0);
   try {
-    const answer = await search(query, query.picture, control.signal);
+    const answer = await search(query, query.image, control.signal);
     if (running === control) showAnswer(answer, query);
   } catch (error) {
     if (running === control && error.name !== "AbortError") failed(error, query, attempt);

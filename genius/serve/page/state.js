@@ -1,5 +1,5 @@
 // state.js: what the address of the page says, and how it changes. The query is in the address's search part, the view
-// (search, a code, a list of items) in its hash. Pictures cannot be in an address: they are kept here by number for as
+// (search, a code, a list of items) in its hash. Images cannot be in an address: they are kept here by number for as
 // long as the page is open, and the history holds the number. Knows no element.
 
 export const DEFAULTS = Object.freeze({
@@ -17,8 +17,8 @@ export const DEFAULTS = Object.freeze({
 const NUMBERS = ["k", "beam", "budget"];
 const CHOICES = { target: ["", "image", "text", "image,text"], mode: ["fast", "rerank", "generate"] };
 
-const pictures = new Map();
-const session = Date.now(); // numbers from before a reload must not mean a picture of now
+const images = new Map();
+const session = Date.now(); // numbers from before a reload must not mean an image of now
 let next = 1;
 let changed = () => {};
 
@@ -28,15 +28,15 @@ export function onChange(then) {
   addEventListener("popstate", then);
 }
 
-/** A picture's number; the same picture keeps its number. */
-export function keepPicture(file) {
-  for (const [number, kept] of pictures) if (kept === file) return number;
+/** An image's number; the same image keeps its number. */
+export function keepImage(file) {
+  for (const [number, kept] of images) if (kept === file) return number;
   const number = `${session}-${next++}`;
-  pictures.set(number, file);
+  images.set(number, file);
   return number;
 }
 
-/** The query in the address, with its picture (a file) or null. lost: it had a picture before the page was reloaded. */
+/** The query in the address, with its image (a file) or null. lost: it had an image before the page was reloaded. */
 export function readQuery() {
   const parameters = new URLSearchParams(location.search);
   const query = { ...DEFAULTS };
@@ -46,18 +46,18 @@ export function readQuery() {
     if (NUMBERS.includes(name)) query[name] = Math.max(1, Math.floor(Number(value))) || DEFAULTS[name];
     else if (!CHOICES[name] || CHOICES[name].includes(value)) query[name] = value;
   }
-  const number = history.state?.picture ?? null;
-  query.picture = pictures.get(number) ?? null;
-  query.lost = number !== null && query.picture === null;
+  const number = history.state?.image ?? null;
+  query.image = images.get(number) ?? null;
+  query.lost = number !== null && query.image === null;
   return query;
 }
 
 /** Whether there is anything to search with. */
-export const isEmpty = (query) => !query.q && !query.like && !query.picture;
+export const isEmpty = (query) => !query.q && !query.like && !query.image;
 
 /** What makes a query differ from another. */
 export const identity = (query) =>
-  JSON.stringify([addressOf(query), query.picture ? keepPicture(query.picture) : null]);
+  JSON.stringify([addressOf(query), query.image ? keepImage(query.image) : null]);
 
 function addressOf(query) {
   const parameters = new URLSearchParams();
@@ -70,7 +70,7 @@ function addressOf(query) {
 
 /** Goes to a query, in the search view. replace: in place of where the page is now. */
 export function goToQuery(query, { replace = false } = {}) {
-  const state = { picture: query.picture ? keepPicture(query.picture) : null };
+  const state = { image: query.image ? keepImage(query.image) : null };
   history[replace || history.state?.overlay ? "replaceState" : "pushState"](state, "", addressOf(query));
   changed();
 }
@@ -96,7 +96,7 @@ export function itemsAddress(ids) {
 
 /** Goes to a view; the query stays. */
 export function goToView(hash) {
-  const state = { picture: history.state?.picture ?? null };
+  const state = { image: history.state?.image ?? null };
   history[history.state?.overlay ? "replaceState" : "pushState"](
     state,
     "",

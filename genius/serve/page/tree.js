@@ -1,8 +1,8 @@
 // tree.js: the beam as a tree. `plant` merges the decoder's branches, which are beginnings of IDs, into one small tree;
-// `draw` makes it a picture that can be pointed at and walked by keyboard; `list` says the same as nested lists.
+// `draw` makes it an image that can be pointed at and walked by keyboard; `list` says the same as nested lists.
 // Knows branches and hits; nothing of how they were found.
 
-import { fillPicture } from "./api.js";
+import { fillImage } from "./api.js";
 import { commonLength } from "./chips.js";
 import { el, svg } from "./dom.js";
 import { codesAddress } from "./state.js";
@@ -109,7 +109,7 @@ export function draw({ root }, onPoint) {
   const names = Math.max(
     ...[...walk(root)].map((at) => (at.children.length || !at.label ? 0 : short(at.label).length)),
   );
-  const room = 36 + names * 6.4 + 22 * THUMBS; // at the right, for the leaves' names and pictures
+  const room = 36 + names * 6.4 + 22 * THUMBS; // at the right, for the leaves' names and images
   const step = (WIDTH - room) / columns;
   let row = 0;
   const place = (at, column) => {
@@ -121,7 +121,7 @@ export function draw({ root }, onPoint) {
   const height = 16 + ROW * row;
   const edges = svg("g", { class: "edges" });
   const nodes = svg("g", { class: "nodes" });
-  const picture = svg(
+  const image = svg(
     "svg",
     {
       id: "tree",
@@ -139,8 +139,8 @@ export function draw({ root }, onPoint) {
   }
   const first = nodes.firstElementChild;
   first.setAttribute("tabindex", "0");
-  picture.addEventListener("keydown", (event) => move(event, nodes));
-  return picture;
+  image.addEventListener("keydown", (event) => move(event, nodes));
+  return image;
 }
 
 function* walk(at) {
@@ -200,7 +200,7 @@ function label(at, leaf, r) {
 }
 
 function thumbs(at, r) {
-  const shown = at.hits.filter((hit) => hit.picture).slice(0, THUMBS);
+  const shown = at.hits.filter((hit) => hit.image_url).slice(0, THUMBS);
   const start = WIDTH - 22 * THUMBS;
   return shown.map((hit, i) => {
     const image = svg(
@@ -209,7 +209,7 @@ function thumbs(at, r) {
       svg("title", {}, title(hit)),
     );
     image.addEventListener("error", () => image.remove());
-    return fillPicture(image, hit.picture, 64);
+    return fillImage(image, hit.image_url, 64);
   });
 }
 

@@ -2,8 +2,8 @@
 
 const COUNT = new Intl.NumberFormat("en");
 const NAMES = ["name", "title", "caption", "label", "headline", "description"];
-const KINDS = { image: "Picture", text: "Text", "image,text": "Pair" };
-const FIRST_CODES = ["Pictures", "Texts", "Pairs"];
+const KINDS = { image: "Image", text: "Text", "image,text": "Pair" };
+const FIRST_CODES = ["Images", "Texts", "Pairs"];
 
 export const count = (number) => COUNT.format(number);
 
@@ -43,7 +43,7 @@ export const kind = (modality) => KINDS[modality] ?? modality;
 /** What a code on the first level stands for; on other levels codes have no names. */
 export const codeName = (code, level) => (level === 0 ? (FIRST_CODES[code] ?? `${code}`) : `${code}`);
 
-/** The name of a beginning of IDs, as in "Pictures · 17 · 203". */
+/** The name of a beginning of IDs, as in "Images · 17 · 203". */
 export const prefixName = (codes) => codes.map(codeName).join(" · ");
 
 /** What an item is called: a name in its metadata, its text, or its id. */

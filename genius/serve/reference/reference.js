@@ -132,7 +132,7 @@ async function show(answer, seconds, out) {
   const type = answer.headers.get("Content-Type") ?? "";
   const line = element("p", { className: answer.ok ? "" : "bad", textContent: `${answer.status} ${answer.statusText}, ${Math.round(seconds * 1000)} ms` });
   if (type.startsWith("image/")) {
-    const image = element("img", { className: "answer", alt: "The picture in the answer" });
+    const image = element("img", { className: "answer", alt: "The image in the answer" });
     image.src = URL.createObjectURL(await answer.blob());
     image.addEventListener("load", () => URL.revokeObjectURL(image.src));
     return out.replaceChildren(line, image);

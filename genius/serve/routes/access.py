@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from genius.data.items import Item, Modality
 from genius.errors import BadItem
 from genius.index.index import Index
-from genius.search.results import Coded
+from genius.search.results import CodedItem
 from genius.serve.problems import Problem, quoted
 from genius.serve.schemas import LIMIT, Error, too_much
 from genius.serve.served import Busy, Served
@@ -123,22 +123,22 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 # Items in answers
 
 
-def picture_address(item: Item, index: str) -> str | None:
+def image_url(item: Item, index: str) -> str | None:
     if item.image is None:
         return None
-    return f"/v1/pictures/{quote(item.id, safe='')}?index={quote(index, safe='')}"
+    return f"/v1/images/{quote(item.id, safe='')}?index={quote(index, safe='')}"
 
 
 def item_address(id: str, index: str) -> str:
     return f"/v1/items/{quote(id, safe='')}?index={quote(index, safe='')}"
 
 
-def coded_of(index: Index, ids: list[str]) -> list[Coded]:
+def coded_of(index: Index, ids: list[str]) -> list[CodedItem]:
     """Those of these items that are there."""
     return [coded for coded in index.get_coded(ids) if coded is not None]
 
 
-def modality_of(coded: Coded) -> Modality:
+def modality_of(coded: CodedItem) -> Modality:
     """What the item has, or, where only its vector is kept, what its first code says."""
     try:
         return coded.item.modality
@@ -146,7 +146,7 @@ def modality_of(coded: Coded) -> Modality:
         return Modality(min(coded.codes[0], Modality.IMAGE_TEXT))
 
 
-def shown(coded: Coded, index: str) -> dict[str, Any]:
+def shown(coded: CodedItem, index: str) -> dict[str, Any]:
     """An item as answers have it."""
     item = coded.item
     return {
@@ -155,5 +155,5 @@ def shown(coded: Coded, index: str) -> dict[str, Any]:
         "text": item.text,
         "metadata": item.metadata,
         "codes": list(coded.codes),
-        "picture": picture_address(item, index),
+        "image_url": image_url(item, index),
     }

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from genius.search.results import Coded, CodePage
+from genius.search.results import CodedItem, CodePage
 from genius.serve.json_answer import json_answer
 from genius.serve.problems import Problem
 from genius.serve.routes.access import (
@@ -16,8 +16,8 @@ from genius.serve.routes.access import (
     check_most,
     coded_of,
     errors,
+    image_url,
     modality_of,
-    picture_address,
     shown,
 )
 from genius.serve.schemas import CodesAnswer
@@ -69,7 +69,7 @@ async def _page(request: Request, served: Served, pattern: str, limit: int, offs
     check_most(request.app.state.settings, "max_page", "limit", limit)
     codes = _parse(pattern, served.index.header.sizes)
 
-    def read() -> tuple[CodePage, dict[str, Coded]]:
+    def read() -> tuple[CodePage, dict[str, CodedItem]]:
         page = served.index.browse_codes(codes, limit, offset)
         examples = coded_of(served.index, [child.example for child in page.children[:CHILDREN]])
         return page, {coded.item.id: coded for coded in examples}
@@ -110,12 +110,12 @@ def _parse(pattern: str, sizes: tuple[int, ...]) -> list[int | None]:
     return codes
 
 
-def _example(coded: Coded, index: str) -> dict[str, Any]:
+def _example(coded: CodedItem, index: str) -> dict[str, Any]:
     item = coded.item
     return {
         "id": item.id,
         "modality": modality_of(coded).label,
         "text": item.text,
         "metadata": item.metadata,
-        "picture": picture_address(item, index),
+        "image_url": image_url(item, index),
     }

@@ -1,4 +1,4 @@
-"""Pictures: small copies of the pictures of items."""
+"""Images: small copies of the images of items."""
 
 from typing import Annotated
 
@@ -16,18 +16,18 @@ CACHED = {"Cache-Control": "private, max-age=60"}
 
 
 @router.get(
-    "/v1/pictures/{id:anything}",
-    operation_id="get_picture",
-    summary="A small copy of an item's picture.",
+    "/v1/images/{id:anything}",
+    operation_id="get_image",
+    summary="A small copy of an item's image.",
     description="Made anew from the pixels, never the stored file. Its longer side is at most `size`.",
     responses={
-        200: {"description": "The picture.", "content": {TYPE: {"schema": {"type": "string", "format": "binary"}}}},
-        304: {"description": "The picture has not changed since."},
+        200: {"description": "The image.", "content": {TYPE: {"schema": {"type": "string", "format": "binary"}}}},
+        304: {"description": "The image has not changed since."},
         **errors(404, 422, 503),
     },
     response_class=Response,
 )
-async def get_picture(
+async def get_image(
     request: Request,
     id: ItemId,
     served: Ready,
@@ -40,12 +40,12 @@ async def get_picture(
     if item is None:
         raise Problem(404, f"There is no item {quoted(id)}. Check the id.", "id")
     if item.image is None:
-        raise Problem(404, f"The item {quoted(id)} has no picture.", "id")
+        raise Problem(404, f"The item {quoted(id)} has no image.", "id")
     tag = await work.read(lambda: fingerprint(item, size))
     headers = {**CACHED, "ETag": f'"{tag}"'}
     if if_none_match is not None and tag in if_none_match:
         return Response(status_code=304, headers=headers)
-    picture = thumbnails.get(tag)
-    if picture is None:
-        picture = await work.decode(lambda: thumbnails.make(tag, item, size))
-    return Response(picture, headers=headers, media_type=TYPE)
+    image = thumbnails.get(tag)
+    if image is None:
+        image = await work.decode(lambda: thumbnails.make(tag, item, size))
+    return Response(image, headers=headers, media_type=TYPE)

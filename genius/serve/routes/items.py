@@ -7,11 +7,11 @@ from starlette.responses import Response
 
 from genius.data.items import Item
 from genius.errors import BadItem
-from genius.search.results import Coded
+from genius.search.results import CodedItem
 from genius.serve.bodies import Part, decoded, is_text, plain_fields, read_body
 from genius.serve.description import body_of
 from genius.serve.examples import BULKS, ITEM_ANSWER, PUTS
-from genius.serve.images import check_picture
+from genius.serve.images import check_image
 from genius.serve.json_answer import json_answer
 from genius.serve.problems import Problem, quoted
 from genius.serve.routes.access import (
@@ -41,7 +41,7 @@ router = APIRouter(tags=["items"])
 
 _LOCATION = {"description": "Where the job can be followed.", "schema": {"type": "string"}}
 _FORM = {
-    "files": {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "Pictures and texts."},
+    "files": {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "Images and texts."},
     "replace": {"type": "boolean", "default": True, "description": "Whether items may replace others."},
 }
 
@@ -69,7 +69,7 @@ async def list_items(
     check_most(request.app.state.settings, "max_page", "limit", limit)
     where = where or None
 
-    def read() -> tuple[int, list[Coded]]:
+    def read() -> tuple[int, list[CodedItem]]:
         items = served.index.filter(where, limit, offset)
         return served.index.count(where), coded_of(served.index, [item.id for item in items])
 
@@ -82,7 +82,7 @@ async def list_items(
     operation_id="add_items",
     summary="Add many items in the background.",
     description="The answer comes at once; the job can be "
-    "followed. As a form: several `files`, pictures or texts (`.txt`); the name of a file becomes the item's id.",
+    "followed. As a form: several `files`, images or texts (`.txt`); the name of a file becomes the item's id.",
     status_code=202,
     responses={
         202: {"model": BulkAnswer, "description": "The job has been taken.", "headers": {"Location": _LOCATION}},
@@ -135,7 +135,7 @@ async def put_item(request: Request, id: ItemId, served: Ready) -> Response:
     item = _item(id, body)
     if isinstance(item.image, bytes):
         image = item.image
-        await request.app.state.work.decode(lambda: check_picture(image, settings.max_pixels))
+        await request.app.state.work.decode(lambda: check_image(image, settings.max_pixels))
     status, version = await served.put(item)
     created = status == "created"
     headers = {"Location": item_address(id, served.name)} if created else None
@@ -174,10 +174,10 @@ def _item(id: str, body: Put) -> Item:
 
 
 def _checked(body: NewItem, settings: Settings) -> Item | BadItem:
-    """An item whose picture, if it has one, is worth decoding."""
+    """An item whose image, if it has one, is worth decoding."""
     try:
         if body.image is not None:
-            check_picture(body.image, settings.max_pixels)
+            check_image(body.image, settings.max_pixels)
         return _item(body.id, body)
     except Problem as problem:
         return BadItem(body.id, problem.message)

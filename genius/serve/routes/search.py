@@ -10,10 +10,10 @@ from genius.errors import BadItem, GeniusError
 from genius.serve.bodies import Part, plain_fields, read_body
 from genius.serve.description import body_of
 from genius.serve.examples import BATCHES, SEARCH_ANSWER, SEARCHES
-from genius.serve.images import check_picture, picture_bytes
+from genius.serve.images import check_image, image_bytes
 from genius.serve.json_answer import as_json, json_answer, json_bytes
 from genius.serve.problems import Problem, problem_of, quoted
-from genius.serve.routes.access import Ready, errors, picture_address, unless_gone
+from genius.serve.routes.access import Ready, errors, image_url, unless_gone
 from genius.serve.schemas import Search, SearchAnswer, SearchBatch, SearchBatchAnswer
 from genius.serve.served import Busy, How, Reply, Served, TooLate
 
@@ -23,9 +23,9 @@ router = APIRouter(tags=["search"])
 @router.post(
     "/v1/search",
     operation_id="search",
-    summary="Search with words, a picture, both, or an item.",
+    summary="Search with words, an image, both, or an item.",
     description="The best items for a question, best first. Give at least one of `text`, `image` and `like`; `image` "
-    "and `like` exclude each other. As JSON the picture is Base64; as a form it is a file.",
+    "and `like` exclude each other. As JSON the image is Base64; as a form it is a file.",
     responses={
         200: {"model": SearchAnswer, "description": "Hits.", "content": {"application/json": SEARCH_ANSWER}},
         **errors(400, 404, 413, 415, 422, 503),
@@ -89,7 +89,7 @@ async def _query(request: Request, served: Served, body: Search) -> Query:
         return await _like(request, served, body)
     if body.image is not None:
         image, settings = body.image, request.app.state.settings
-        await request.app.state.work.decode(lambda: check_picture(image, settings.max_pixels))
+        await request.app.state.work.decode(lambda: check_image(image, settings.max_pixels))
     elif not (body.text or "").strip():
         raise Problem(422, "There is nothing to search with. Give at least one of `text`, `image` and `like`.", "text")
     return Query(body.text, body.image, body.instruction, body.target)
@@ -103,13 +103,13 @@ async def _like(request: Request, served: Served, body: Search) -> Query:
         raise Problem(404, f"There is no item {quoted(id)} to search with. Check the id.", "like")
     image = None
     if item.image is not None:
-        image = await request.app.state.work.read(lambda: picture_bytes(item, "like"))
+        image = await request.app.state.work.read(lambda: image_bytes(item, "like"))
     words = (body.text or "").strip()
     text = words if words and image is not None else f"{item.text or ''} {words}".strip()
     try:
         return Query(text, image, body.instruction, body.target)
     except BadItem as error:
-        raise Problem(422, f"The item {quoted(id)} has neither text nor a picture to search with.", "like") from error
+        raise Problem(422, f"The item {quoted(id)} has neither text nor an image to search with.", "like") from error
 
 
 def _shown(reply: Reply, served: Served, explain: bool) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _shown(reply: Reply, served: Served, explain: bool) -> dict[str, Any]:
             "codes": list(hit.codes),
             "text": hit.item.text,
             "metadata": hit.item.metadata,
-            "picture": picture_address(hit.item, served.name),
+            "image_url": image_url(hit.item, served.name),
         }
         for hit in reply.hits
     ]
