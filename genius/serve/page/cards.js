@@ -17,7 +17,7 @@ export function image(item, size, { alt = alternative(item), instead = gone() } 
   element.addEventListener("load", () => element.classList.add("there"), { once: true });
   element.addEventListener("error", () => element.replaceWith(...(instead ? [instead] : [])), { once: true });
   fillImage(element, item.image_url, devicePixelRatio > 1.25 ? 2 * size : size);
-  return image;
+  return element;
 }
 
 const gone = () => el("span", { class: "gone" }, "The image cannot be shown.");
