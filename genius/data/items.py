@@ -141,13 +141,13 @@ class Query:
         return found
 
     @property
-    def wanted(self) -> Modality | None:
+    def target_modality(self) -> Modality | None:
         """The kind of item asked for, or None when any may come."""
         return Modality.parse(self.target)
 
     def prompt(self) -> str:
         """Instruction and text as the one string the text encoder reads."""
-        instruction = _INSTRUCTIONS[self.wanted] if self.instruction is None else self.instruction
+        instruction = _INSTRUCTIONS[self.target_modality] if self.instruction is None else self.instruction
         return clean_text(f"{clean_text(instruction)} {self.text or ''}")
 
 

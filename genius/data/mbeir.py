@@ -51,7 +51,7 @@ class Task:
         return TASKS[self.task_id][0]
 
     @property
-    def wanted(self) -> Modality:
+    def target_modality(self) -> Modality:
         """The modality of the candidates this task looks for."""
         return TASKS[self.task_id][1]
 

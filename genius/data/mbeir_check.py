@@ -283,8 +283,8 @@ class _Check:
             (self.found.damaged if there else self.found.missing).append(str(error) if there else INSTRUCTIONS)
             return
         for task in sorted({task for split in self.splits for task in self._tasks(split)}, key=lambda task: task.name):
-            if (task.dataset, task.query_modality, task.wanted) not in rows:
-                kind = f"{task.query_modality.label} -> {task.wanted.label}"
+            if (task.dataset, task.query_modality, task.target_modality) not in rows:
+                kind = f"{task.query_modality.label} -> {task.target_modality.label}"
                 self.found.damaged.append(f"{INSTRUCTIONS}: no row for {task.dataset}, {kind}.")
 
     def _split(self, split: str) -> None:

@@ -96,7 +96,7 @@ def read_split(
 
     def read_task(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> TaskData:
         queries = benchmark.queries(task, split)
-        prompts = benchmark.prompts(task.dataset, task.query_modality, task.wanted)
+        prompts = benchmark.prompts(task.dataset, task.query_modality, task.target_modality)
         where = f"{benchmark.root}, {split}: {task.name}"
         if not queries:
             raise BadData(f"{where} has no queries. Remove its file, or fill it.")
@@ -105,7 +105,7 @@ def read_split(
             raise BadData(f"{where} has a query, {alone}, without a right candidate. Remove it, or give it one.")
         pool = None if split == "train" else read_pool(benchmark, task, rows)
         # Whether there is an image, not which, decides what the string says.
-        strings = [Query(q.text, q.image_path, choose(prompts), task.wanted).prompt() for q in queries]
+        strings = [Query(q.text, q.image_path, choose(prompts), task.target_modality).prompt() for q in queries]
         return TaskData(
             task,
             [q.qid for q in queries],

@@ -169,7 +169,7 @@ class _Maker:
 
     def pool(self, task: Task, split: str) -> list[Candidate]:
         """The candidates of a task. Task 4 asks val and test with one artist's images and finds the other's."""
-        emoji, kind = self.emoji(split), task.wanted
+        emoji, kind = self.emoji(split), task.target_modality
         if kind == Modality.IMAGE:
             artists = ["openmoji"] if task.task_id == 4 and split != "train" else list(ARTISTS)
             return [Candidate(self.did(by, one), None, self.path(one, by), kind) for by in artists for one in emoji]

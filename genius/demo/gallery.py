@@ -98,7 +98,9 @@ def gallery(answers: Sequence[GalleryEntry], title: str, about: Iterable[str] = 
 
 def task_name(query: Query) -> str:
     """'image + text → text'; an open target is 'anything'."""
-    return f"{KINDS[query.modality]} → {KINDS[query.wanted] if query.wanted is not None else 'anything'}"
+    return (
+        f"{KINDS[query.modality]} → {KINDS[query.target_modality] if query.target_modality is not None else 'anything'}"
+    )
 
 
 def hit_name(hit: "Hit") -> str:
@@ -123,8 +125,8 @@ def _asked(answer: GalleryEntry) -> str:
         parts.append(f"<blockquote>{escape(query.text)}</blockquote>")
     if query.instruction:
         parts.append(f'<p class="rule">{escape(query.instruction)}</p>')
-    if query.wanted is not None:
-        parts.append(f'<p class="rule">Wanted: {_kind(query.wanted)}</p>')
+    if query.target_modality is not None:
+        parts.append(f'<p class="rule">Wanted: {_kind(query.target_modality)}</p>')
     return f'<div class="asked">{"".join(parts)}</div>'
 
 

@@ -353,7 +353,7 @@ def _ask(
     collection: Collection, task: TaskData, pool: _Pool, method: str, advance: Callable[[float], object]
 ) -> _Asked:
     cut = cuts_of(task.task.dataset)[-1]
-    rank = pool.rank(method, int(task.task.wanted), cut + SPARE)
+    rank = pool.rank(method, int(task.task.target_modality), cut + SPARE)
     pool.prepare(method)
     seconds, answers = 0.0, []
     texts = collection.asked(task)
@@ -386,13 +386,13 @@ def _score(split: SplitData, task: TaskData, setting: str, method: str, asked: _
     rights = [np.isin(found + owner, known) & (found >= 0) for found in asked.answers]
     hits = {cut: np.array([recall(right, cut) for right in rights]) for cut in cuts_of(task.task.dataset)}
     first = np.concatenate([found[:, :5] for found in asked.answers])
-    kinds = (split.modality[first] == int(task.task.wanted))[first >= 0]
+    kinds = (split.modality[first] == int(task.task.target_modality))[first >= 0]
     bounds = {cut: interval(values.mean(axis=0)) for cut, values in hits.items()}
     return Score(
         setting=setting,
         task=task.task.name,
         dataset=task.task.dataset,
-        kind=f"{task.task.query_modality.label}->{task.task.wanted.label}",
+        kind=f"{task.task.query_modality.label}->{task.task.target_modality.label}",
         method=method,
         queries=len(task),
         candidates=len(asked.pool),
@@ -452,7 +452,7 @@ def read_questions(
 
 
 def _with_each_prompt(benchmark: Benchmark, split: str, task: TaskData, texts: Vocabulary) -> list[np.ndarray]:
-    queries, wanted = benchmark.queries(task.task, split), task.task.wanted
+    queries, wanted = benchmark.queries(task.task, split), task.task.target_modality
     prompts = benchmark.prompts(task.task.dataset, task.task.query_modality, wanted)
     strings = [[Query(q.text, q.image_path, prompt, wanted).prompt() for q in queries] for prompt in prompts]
     return [np.array([texts.number(string) for string in of_one]) for of_one in strings]

@@ -395,7 +395,7 @@ class Index:
             begun = time.perf_counter()
             vectors = snapshot.model.encode_queries(queries)
             seconds = {"encode": time.perf_counter() - begun}
-            trace = snapshot.search(vectors, [asked.wanted for asked in queries], *among, **how)
+            trace = snapshot.search(vectors, [asked.target_modality for asked in queries], *among, **how)
             return _answers(snapshot, trace, seconds)
 
         answers = self._collection.read(read)

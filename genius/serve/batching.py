@@ -253,7 +253,9 @@ class Batcher:
     def _group(self, asked: list[_Asked], vectors: Vectors, batch: _Batch) -> list[_Outcome]:
         """Queries that are to be answered in the same way."""
         try:
-            answers = self._index.answer_vectors(vectors, [one.query.wanted for one in asked], **vars(asked[0].how))
+            answers = self._index.answer_vectors(
+                vectors, [one.query.target_modality for one in asked], **vars(asked[0].how)
+            )
             state = self._state()
         except Exception as error:
             return self._each_alone(error, asked, lambda one, place: self._group([one], vectors[[place]], batch))

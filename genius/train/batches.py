@@ -20,7 +20,7 @@ class Pairs:
         tasks = split.tasks
         self.text = np.concatenate([t.text for t in tasks])
         self.image = np.concatenate([t.image for t in tasks])
-        self.wanted = np.concatenate([np.full(len(t), int(t.task.wanted)) for t in tasks])
+        self.wanted = np.concatenate([np.full(len(t), int(t.task.target_modality)) for t in tasks])
         positives = [p for t in tasks for p in t.positives]
         self._first = np.concatenate([[0], np.cumsum([len(p) for p in positives])])
         self._positives = np.concatenate(positives)

@@ -64,7 +64,7 @@ def slice_of(bench: Benchmark, folder: Path) -> Path:
             queries = bench.queries(task, split)[:n]
             write_queries(folder, task, split, queries)
             right = [did for query in queries for did in query.positives]
-            others = [did for did, other in everything.items() if other.modality == task.wanted][: 2 * n]
+            others = [did for did, other in everything.items() if other.modality == task.target_modality][: 2 * n]
             pool = {did: everything[did] for did in [*right, *others]}
             if split != "train":
                 write_pool(folder, task, split, pool.values())

@@ -144,9 +144,9 @@ def test_query_modality_and_wanted():
     assert Query(image="cat.jpg").modality is Modality.IMAGE
     assert Query(image="cat.jpg", text=" ", instruction="Find it.").modality is Modality.IMAGE
     assert Query(image="cat.jpg", text="in red").modality is Modality.IMAGE_TEXT
-    assert Query(text="cat").wanted is None
-    assert Query(text="cat", target="pair").wanted is Modality.IMAGE_TEXT
-    assert Query(text="cat", target=Modality.IMAGE).wanted is Modality.IMAGE
+    assert Query(text="cat").target_modality is None
+    assert Query(text="cat", target="pair").target_modality is Modality.IMAGE_TEXT
+    assert Query(text="cat", target=Modality.IMAGE).target_modality is Modality.IMAGE
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_tasks_of_a_mixed_file_whose_lines_name_them_need_no_qrels(root):
 
 def test_task_knows_its_modalities():
     assert sorted(TASKS) == [0, 1, 2, 3, 4, 6, 7, 8]
-    kinds = {id: (Task("x", id).query_modality.label, Task("x", id).wanted.label) for id in TASKS}
+    kinds = {id: (Task("x", id).query_modality.label, Task("x", id).target_modality.label) for id in TASKS}
     assert kinds[2] == ("text", "image,text")
     assert kinds[3] == ("image", "text")
     assert kinds[7] == ("image,text", "image")
@@ -174,7 +174,7 @@ def test_items_and_queries_point_to_the_images_and_carry_the_prompt(root):
     asked = bench.query(query)
     assert asked.prompt() == "Find the changed photo. in red."
     assert asked.image == str(root / "images/q.jpg")
-    assert asked.wanted is None
+    assert asked.target_modality is None
     assert bench.query(query, "Show it.").prompt() == "Show it. in red."
 
 
@@ -341,11 +341,11 @@ def test_the_real_benchmark():
             assert len(queries) == counts[f"query/{split}/mbeir_{task.name}_{split}.jsonl"]
             assert {query.qid: set(query.positives) for query in queries} == qrels
             assert {query.modality for query in queries} == {task.query_modality}
-            assert {union[did] for dids in qrels.values() for did in dids} == {task.wanted}
+            assert {union[did] for dids in qrels.values() for did in dids} == {task.target_modality}
             assert {candidate.did for candidate in bench.pool(task, split)} >= {
                 d for dids in qrels.values() for d in dids
             }
-            assert len(bench.prompts(task.dataset, task.query_modality, task.wanted)) == 4
+            assert len(bench.prompts(task.dataset, task.query_modality, task.target_modality)) == 4
     assert len(bench.tasks("test")) == 10
     first = next(candidate for candidate in bench.iter_global_pool("train") if candidate.image_path)
     assert Path(bench.image(first.image_path)).is_file()

@@ -62,7 +62,7 @@ def test_queries_positives_and_pools_lead_back_to_the_files(bench: Benchmark, sp
         else:
             assert one.pool is not None
             assert [data.dids[r] for r in one.pool] == [c.did for c in bench.pool(one.task, split)]
-            assert (data.modality[one.pool] == one.task.wanted).all()
+            assert (data.modality[one.pool] == one.task.target_modality).all()
 
 
 def test_the_caller_chooses_the_prompt_of_each_query(bench: Benchmark) -> None:

@@ -63,7 +63,7 @@ def test_positives_are_in_the_pools_and_of_the_wanted_kind(
             for query in bench.queries(task, split):
                 assert query.positives
                 assert set(query.positives) <= local
-                assert {pools[split][did].modality for did in query.positives} == {task.wanted}
+                assert {pools[split][did].modality for did in query.positives} == {task.target_modality}
                 assert bench.qrels(task, split)[query.qid] == set(query.positives)
 
 

@@ -81,7 +81,7 @@ class FakeIndex:
 
     def _search(self, query: Query) -> list[Hit]:
         words = set((query.text or "").split()) | {Path(str(query.image)).stem.lower()}
-        fit = [item for item in self.items() if item.modality == query.wanted]
+        fit = [item for item in self.items() if item.modality == query.target_modality]
         about = {item.id: f"{item.id} {item.text} {item.metadata['name']}".lower() for item in fit}
         fit.sort(key=lambda item: -sum(word in about[item.id] for word in words))
         return [Hit(item.id, 0.5, item.modality, (int(item.modality), n, 3), item) for n, item in enumerate(fit)]

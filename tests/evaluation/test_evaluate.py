@@ -68,7 +68,7 @@ def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: st
     """One query after another, every candidate scored and sorted."""
     pool = bench.pool(task, split) if setting == "local" else bench.global_pool(split)
     if method == "exact-kind":
-        pool = [one for one in pool if one.modality == task.wanted]
+        pool = [one for one in pool if one.modality == task.target_modality]
     items = model.encode_items([bench.item(one) for one in pool])
     ids, which = torch.from_numpy(model.codes(items).astype(np.int64)).unique(dim=0, return_inverse=True)
     queries = bench.queries(task, split)
@@ -89,7 +89,7 @@ def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: st
         answers = [c for c in ranking if query.image_path is None or c.image_path != query.image_path][: CUTS[-1]]
         for cut in CUTS:
             hits[cut] += any(c.did in query.positives for c in answers[:cut])
-        kinds += [c.modality == task.wanted for c in answers[:5]]
+        kinds += [c.modality == task.target_modality for c in answers[:5]]
         right = [place for place, c in enumerate(answers, 1) if c.did in query.positives]
         best = [place for place in range(1, 11) if place <= len(query.positives)]
         places.append(1 / right[0] if right else 0)
@@ -220,7 +220,7 @@ def test_scores_against_a_loop(seed: int, queries: int, candidates: int, answers
         for row in answers_of(case, query)[:5]:
             kind = Modality.TEXT if case.split.image[row] < 0 else Modality.IMAGE
             kind = Modality.IMAGE_TEXT if kind == Modality.IMAGE and case.split.text[row] >= 0 else kind
-            kinds.append(kind == case.task.task.wanted)
+            kinds.append(kind == case.task.task.target_modality)
     assert score.right_kind == pytest.approx(100 * float(np.mean(kinds)) if kinds else 0)
 
 

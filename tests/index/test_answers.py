@@ -58,7 +58,7 @@ def test_an_answer_has_the_hits_of_a_search_and_the_way_to_them(index, codes, mo
 def test_encoded_queries_get_the_same_answers(index):
     model = index.model
     vectors = model.encode([model.prepare_query(query) for query in QUERIES])
-    answers = index.answer_vectors(vectors, [query.wanted for query in QUERIES], k=4)
+    answers = index.answer_vectors(vectors, [query.target_modality for query in QUERIES], k=4)
     assert [answer.hits for answer in answers] == index.search(QUERIES, k=4)
     assert set(answers[0].seconds) == {"generate", "rerank", "read"}
 

@@ -45,7 +45,7 @@ def write_tiny_benchmark(root: Path, tasks: tuple[int, ...] = tuple(TASKS)) -> B
             task = Task(DATASET, id)
             write_queries(root, task, split, [_query(split, task, *thing) for thing in things])
             if split != "train":
-                write_pool(root, task, split, pools[task.wanted])
+                write_pool(root, task, split, pools[task.target_modality])
         write_global_pool(root, split, [one for pool in pools.values() for one in pool])
     return Benchmark(root)
 
@@ -74,7 +74,7 @@ def _candidate(split: str, kind: Modality, colour: str, shape: str) -> Candidate
 
 def _query(split: str, task: Task, colour: str, shape: str) -> MBQuery:
     """Right is the same thing; from image to image, all of one shape; a composed query changes the colour."""
-    asked, wanted = task.query_modality, task.wanted
+    asked, wanted = task.query_modality, task.target_modality
     colours = COLOURS[split]
     other = colours[(colours.index(colour) + 1) % len(colours)]
     text = {_T: f"{shape} that is {colour}", _I: None, _IT: f"the same in {other}"}[asked]

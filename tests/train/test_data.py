@@ -21,7 +21,7 @@ def strings(data: TrainingData, split: str, task_id: int) -> list[str]:
 
 def test_training_queries_meet_all_prompts_and_the_derived_one(tmp_path: Path) -> None:
     write_tiny_benchmark(tmp_path, tasks=(0, 3))
-    asked, wanted = Task("d", 3).query_modality, Task("d", 3).wanted
+    asked, wanted = Task("d", 3).query_modality, Task("d", 3).target_modality
     derived = Query(image="x.png", target=wanted).prompt()
     prompts = {prompt(asked, wanted, n) for n in (1, 2, 3, 4)}
     seen = strings(TrainingData([tmp_path], seed=0, derived_prompts=0.3), "train", 3)
@@ -34,7 +34,7 @@ def test_training_queries_meet_all_prompts_and_the_derived_one(tmp_path: Path) -
 def test_validation_asks_with_the_first_prompt(tmp_path: Path) -> None:
     write_tiny_benchmark(tmp_path, tasks=(3,))
     data = TrainingData([tmp_path], seed=0, derived_prompts=1.0)
-    first = prompt(Task("d", 3).query_modality, Task("d", 3).wanted, 1)
+    first = prompt(Task("d", 3).query_modality, Task("d", 3).target_modality, 1)
     assert set(strings(data, "val", 3)) == {first}
 
 
