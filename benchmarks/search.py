@@ -380,7 +380,7 @@ class Comparison:
     def stops(self, mode: str, given: bool, queries: int) -> list[int]:
         """For each query, how many codes its beams have when they need not be followed level by level any more."""
         beams = beam_search(
-            self.model.engine,
+            self.model.decoder_runtime,
             self.searcher.trie,
             self.material.fused[:queries],
             BEAM,

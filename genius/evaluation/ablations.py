@@ -319,7 +319,7 @@ class Ablated:
     quantizer: Quantizer | None
 
     @cached_property
-    def engine(self) -> DecoderRuntime:
+    def decoder_runtime(self) -> DecoderRuntime:
         return DecoderRuntime(self.decoder)
 
     @torch.inference_mode()

@@ -81,7 +81,7 @@ class Searchable(Protocol):
     """What of a model is needed to search ready vectors. Without a quantizer there are no `codes` and `rq`."""
 
     @property
-    def engine(self) -> DecoderRuntime: ...
+    def decoder_runtime(self) -> DecoderRuntime: ...
 
     @property
     def quantizer(self) -> Quantizer | None: ...
@@ -161,7 +161,7 @@ def _check(
 ) -> None:
     """Refuses what could only give zeros, before anything is searched."""
     _check_asked(settings, methods, beam, budget)
-    split, sizes, dim = collection.split, np.array(model.engine.config.sizes), model.engine.config.dim
+    split, sizes, dim = collection.split, np.array(model.decoder_runtime.config.sizes), model.decoder_runtime.config.dim
     if model.quantizer is None and {"codes", "rq"} & set(methods):
         raise GeniusError("Without a quantizer there is no search by codes: leave out the methods codes and rq.")
     for name, vectors in (("texts", collection.texts), ("images", collection.images)):
@@ -275,7 +275,7 @@ class _Pool:
         return Searcher(cast(Genius, self.model), self.codes)
 
     def bytes(self, method: str) -> float:
-        vector, codes = 4.0 * self.vectors.image.shape[1], id_bytes(self.model.engine.config.sizes)
+        vector, codes = 4.0 * self.vectors.image.shape[1], id_bytes(self.model.decoder_runtime.config.sizes)
         if method in PEERS:
             return float(self._peer(method).bytes_per_item)
         kept = {"generate": codes, "codes": codes, "rerank": codes + vector, "fast": codes + vector}
@@ -321,7 +321,7 @@ class _Pool:
     def _build(self, method: str) -> FaissPeer | NearestCodes:
         if method == "rq" and self.model.quantizer is not None:
             return NearestCodes(self.codes, [book.cpu().numpy() for book in self.model.quantizer.codebooks])
-        size = id_bytes(self.model.engine.config.sizes)
+        size = id_bytes(self.model.decoder_runtime.config.sizes)
         return build_peer(method, self.embeddings, size, threads=torch.get_num_threads())
 
 

@@ -84,7 +84,7 @@ class Genius:
         return self.encoder.dim
 
     @cached_property
-    def engine(self) -> DecoderRuntime:
+    def decoder_runtime(self) -> DecoderRuntime:
         """The decoder as a search uses it."""
         return DecoderRuntime(self.decoder, int8=self.int8)
 

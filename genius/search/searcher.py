@@ -211,7 +211,7 @@ class Searcher:
         beams = [NO_BEAMS] * len(fused)
         if len(trie):
             beams = beam_search(
-                self.model.engine,
+                self.model.decoder_runtime,
                 trie,
                 fused,
                 max(beam, k),

@@ -444,7 +444,7 @@ def test_vectors_and_ids_of_another_model_are_refused(model: Genius, bench: Benc
 
 def test_a_model_without_a_quantizer_searches_by_all_but_its_codes(model: Genius, bench: Benchmark) -> None:
     class Bare:
-        engine, quantizer = model.engine, None
+        decoder_runtime, quantizer = model.decoder_runtime, None
         fuse = staticmethod(model.fuse)
 
     made = encode_questions(model, read_questions(bench, "test", tasks=["shapes_task0"]), console=QUIET)

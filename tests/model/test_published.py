@@ -87,7 +87,7 @@ def test_the_recorded_values(folder: Path) -> None:
     logprob = model.decoder(torch.from_numpy(fused[:1]).expand(256, -1), first).sum(1)
     np.testing.assert_allclose(logprob, golden.tensor("q0_first256_logprob"), atol=1e-3)
     trie = Trie(codes)
-    for query, beams in enumerate(beam_search(model.engine, trie, fused, 10)):
+    for query, beams in enumerate(beam_search(model.decoder_runtime, trie, fused, 10)):
         assert trie.ids(beams.lo).tolist() == golden.tensor("beam_codes")[query].tolist()
         np.testing.assert_allclose(beams.logprob, golden.tensor("beam_logprob")[query], atol=1e-3)
 
@@ -168,7 +168,7 @@ def check_parity(model: Genius, seed: int, size: Size, items: int) -> None:
     np.testing.assert_array_equal(codes, published.codes(published.fuse(candidates)))
     trie = Trie(codes)
     distinct = np.unique(codes.astype(np.int64), axis=0)
-    for query, beams in enumerate(beam_search(model.engine, trie, fused, len(distinct))):
+    for query, beams in enumerate(beam_search(model.decoder_runtime, trie, fused, len(distinct))):
         scores = published.logprob(expected[query].expand(len(distinct), -1), torch.from_numpy(distinct)).numpy()
         np.testing.assert_allclose(beams.logprob, -np.sort(-scores), atol=1e-3)
         ranks = {tuple(code): score for code, score in zip(distinct.tolist(), scores, strict=True)}

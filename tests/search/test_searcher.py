@@ -100,7 +100,7 @@ def test_fast_finds_whatever_rerank_finds_and_better(searcher, queries):
 def test_rerank_orders_the_items_of_the_best_ids(searcher, queries):
     similarity = queries.embedding() @ searcher.embeddings.astype(np.float32).T
     found = ask(searcher, queries, k=4, mode="rerank", beam=5)
-    beams = beam_search(searcher.model.engine, searcher.trie, searcher.model.fuse(queries), 5)
+    beams = beam_search(searcher.model.decoder_runtime, searcher.trie, searcher.model.fuse(queries), 5)
     for query, best in enumerate(beams):
         items = searcher.trie.leaves(best.lo, best.hi)
         assert found.rows[query].tolist() == items[np.argsort(-similarity[query, items])][:4].tolist()
