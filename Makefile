@@ -1,35 +1,41 @@
-# Each target does its own set-up in .venv; a second call finds it done. `make` alone shows the targets.
+# Each target installs what it needs into .venv once. `make` alone lists the targets.
 
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
-.PHONY: help demo test lint compiled browser screenshots clean
+.PHONY: help demo test lint docs coverage compiled browser screenshots clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo   install, index about 10,000 emoji, ask eight questions and write a gallery"
-	@echo "make test   all checks: lint, then the tests"
-	@echo "make lint   ruff (rules and format) and mypy"
-	@echo "make screenshots  take the images of the page in docs/ anew, after make demo"
-	@echo "make clean  remove the virtual environment and caches (not demo/)"
+	@echo "make demo         install, index about 10,000 emoji, run eight example queries and write a gallery"
+	@echo "make test         all checks: lint, documentation, tests"
+	@echo "make lint         ruff (rules and format), mypy and import-linter"
+	@echo "make docs         build the documentation into site/"
+	@echo "make coverage     run the tests and report their coverage"
+	@echo "make screenshots  take the screenshots in docs/ again, after make demo"
+	@echo "make clean        remove the virtual environment, caches and site/ (not demo/)"
 	@echo
-	@echo "Python 3.11 or newer is needed; choose one with: make test PYTHON=python3.12"
+	@echo "Needs Python 3.11 or newer. To choose one: make test PYTHON=python3.12"
 
 demo: .venv/.installed-demo
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(CORES)} $(BIN)/genius demo
 	@echo
 	@echo "The command genius is in $(BIN). Before you type it: source $(BIN)/activate"
 
-# The tests' tensors are tiny: one thread is fastest, and gives the same last digits on every machine. Two files of tests
-# run side by side.
+# The tests use tiny tensors: one thread is fastest and gives the same last digits on every machine. Two test files run
+# side by side.
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 test: browser
-	@$(MAKE) --no-print-directory -j 2 lint compiled
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
+	@$(MAKE) --no-print-directory -j 2 lint docs compiled
+	$(PYTEST) $(SIDE_BY_SIDE)
 
-# Modules and inner loops are compiled when first used. One process does so here, or every one of the tests' would.
+coverage: browser compiled
+	$(PYTEST) $(SIDE_BY_SIDE) --cov --cov-report=term
+
+# Kernels are compiled when first used. One process compiles them here, so that the test processes find them cached.
 compiled: .venv/.installed-dev
 	@$(PYTEST) tests/model/test_code_assignment.py tests/index/test_answers.py tests/model/test_first_step.py >/dev/null 2>&1 || true
 
@@ -37,8 +43,12 @@ lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
-# The page is tested in a real browser. Where none can be had, these tests are skipped and say so.
+docs: .venv/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The page is tested in a real browser. Without one, these tests are skipped.
 browser: .venv/.installed-dev
 	@PYTHONPATH=tests/support $(BIN)/python -c 'import browser, sys; sys.exit(not browser.found())' && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -48,11 +58,11 @@ browser: .venv/.installed-dev
 	fi; \
 	echo "There is no browser to test the page with. To get one: apt install chromium, or .venv/bin/playwright install chromium"
 
-# The images of the page in docs/, taken anew from the demo's index.
+# The screenshots in docs/, taken with the index of the demo.
 screenshots: .venv/.installed-dev
 	$(BIN)/python docs/screenshots.py demo/emoji.genius
 
-# One stamp for each set of extras (see pyproject.toml). torch goes first, so that no other package chooses its version.
+# One stamp file for each set of extras in pyproject.toml. torch is installed first, so that no other package picks its version.
 .venv/.installed-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "GENIUS needs Python 3.11 or newer, and $(PYTHON) is older or missing." >&2; \
@@ -65,5 +75,5 @@ screenshots: .venv/.installed-dev
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist site
 	find genius tests examples -name __pycache__ -type d -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
     python benchmarks/index.py OUT [--sizes 10000,100000,1000000,5600000] [--indexes paper,mini,mini+,hnsw,lance-hnsw,
         lance-pq] [--vectors RUN] [--threads 2] [--quick]
-    python benchmarks/index.py OUT --page docs/index.md     # write what was measured into the page
+    python benchmarks/index.py OUT --page docs/storage.md     # write what was measured into the page
 
 Ours are made from ready vectors by `Index.add_vectors`. Three kinds:
 

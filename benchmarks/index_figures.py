@@ -1,4 +1,4 @@
-"""What `index.py` measured: kept in a JSON file, shown as tables with the bars beside them, written into docs/index.md.
+"""Results of `index.py`: kept in a JSON file, shown as tables beside their targets, written into docs/storage.md.
 
 Knows figures and how to show them; knows nothing of how they were measured.
 """

@@ -258,7 +258,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise GeniusError('The peers need Faiss. Install it with: pip install "genius-search[peers]"') from error
+        raise GeniusError('The peers need Faiss. Install it with: pip install "genius-search[baselines]"') from error
     return faiss
 
 

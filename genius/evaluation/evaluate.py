@@ -186,7 +186,7 @@ def _check_asked(settings: Sequence[str], methods: Sequence[str], beam: int, bud
     check_search(1, "fast", beam, budget)
     if set(methods) & set(FAISS_PEERS) and find_spec("faiss") is None:
         raise GeniusError(
-            'The peers need Faiss. Install it with: pip install "genius-search[peers]", or leave them out.'
+            'The peers need Faiss. Install it with: pip install "genius-search[baselines]", or leave them out.'
         )
 
 

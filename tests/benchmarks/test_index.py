@@ -248,7 +248,7 @@ def test_page_is_written_between_its_marks(tmp_path: Path) -> None:
 
 
 def test_the_page_in_docs_has_a_place_for_figures() -> None:
-    text = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/storage.md").read_text(encoding="utf-8")
     assert text.index(BEGIN) < text.index(END)
 
 
