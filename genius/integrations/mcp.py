@@ -1,630 +1,440 @@
-"""An MCP server: assistants search an index, look at items and walk the tree of codes.
+"""MCP server: assistants search indexes, read items and browse codes.
 
-Speaks the Model Context Protocol on standard input and output. It only reads: no tool writes, and no path or address
-that a model gives is ever opened. Answers at once; the indexes are opened, and their models loaded, in a thread.
-Knows nothing of HTTP. Needs the `mcp` package (`genius-search[mcp]`).
+Speaks the Model Context Protocol on standard input and output. All tools only read, and no path or URL that a client
+sends is opened. Needs the `mcp` package: pip install "genius-search[mcp]".
 """
 
 import base64
 import binascii
+import functools
 import io
 import json
 import logging
 import os
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
-from urllib.parse import quote, unquote
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
-import anyio
-import anyio.to_thread
-from mcp import types
-from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
-from mcp.shared.exceptions import MCPError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from mcp.server.mcpserver import MCPServer, ResourceSecurity
+from mcp.server.mcpserver.exceptions import MCPServerError, ResourceNotFoundError, ToolError
+from mcp.server.mcpserver.resources import FunctionResource
+from mcp.server.mcpserver.tools import Tool
+from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, ToolAnnotations
+from pydantic import BaseModel, Field
 
 from genius import __version__
 from genius.data.images import load_image
 from genius.data.items import Item, Query, printable
 from genius.errors import BadImage, GeniusError
 from genius.index.filters import FUNCTIONS
+from genius.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from genius.index.index import Index
     from genius.model.genius import Genius
-    from genius.search.results import CodedItem, Hit
+    from genius.search.results import CodedItem
 
-LARGEST_IMAGE = 20_000_000
-"""Bytes of an image that is searched with."""
-IMAGES = 8
-"""Thumbnails in one answer, at most."""
-THUMBNAIL = 256
-"""Pixels along the longer side; of one item alone, twice as many."""
-THUMBNAIL_BYTES = 60_000
-TEXT = 500
-"""Characters of a text in a list; one item alone shows more."""
-WHOLE_TEXT = 20_000
-METADATA = 2_000
-"""Characters of an item's metadata as JSON in a list."""
-WHOLE_METADATA = 50_000
-AT_ONCE = 2
-"""Tools that run at the same time; others wait."""
-REFRESH = 2.0
-"""Seconds after which what other programs have written to an index is seen."""
+MAX_IMAGES = 8
+"""Maximum number of thumbnails in one answer."""
+THUMBNAIL_SIZE = 256
+"""Length of a thumbnail's longer side in pixels. `get_item` shows twice as much."""
+REFRESH_SECONDS = 2.0
+"""Interval at which indexes look for changes made by other programs."""
 
-CONDITION = (
-    "SQL condition over id, text, modality ('image', 'text' or 'image,text') and the metadata fields that "
-    "describe_index lists, for example: lang = 'en' AND year >= 2000. Names that are no plain words stand between "
+FILTER_HELP = (
+    "An SQL filter over id, text, modality ('image', 'text' or 'image,text') and the metadata fields that "
+    "describe_index lists, for example: lang = 'en' AND year >= 2000. Quote field names that are not identifiers with "
     f"backticks. Functions: {', '.join(FUNCTIONS)}."
 )
 INSTRUCTIONS = (
-    "Search collections of images, texts and images with texts by their meaning. Begin with describe_index: it "
-    "says what there is and which fields conditions can use. Then search with words, with an image, with both "
-    '("this, but in red"), or with an item that was found before (like). Every item has an ID, a sequence of codes; '
-    "items that share their first codes are alike, and browse_codes shows them."
+    "Search collections of images, texts and images with texts by meaning. Start with describe_index: it lists the "
+    "indexes, their contents and the fields that filters can use. Then search with words, an image, both (for example "
+    "a photo and the words: the same in red), or an item found earlier (like). Every item has a semantic ID, a "
+    "sequence of codes. Items that share their first codes are similar; browse_codes lists them."
 )
+READ_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 _log = logging.getLogger(__name__)
 
-
-# What goes in
-
-
-class Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    index: Annotated[str | None, Field(description="Name of the index; the first one unless told.")] = None
-
-
-class SearchArguments(Arguments):
-    text: Annotated[str | None, Field(max_length=10_000, description="What to look for, in words.")] = None
-    image: Annotated[
-        str | None,
-        Field(
-            max_length=LARGEST_IMAGE * 4 // 3 + 100,
-            description="An image to search with: the bytes of a PNG, JPEG or WebP file in base64. Neither a path "
-            "nor an address.",
-        ),
-    ] = None
-    like: Annotated[
-        str | None,
-        Field(
-            description="Id of an item to search with instead of an image of your own. With text: its image "
-            "and these words, as in: this, but in red."
-        ),
-    ] = None
-    target: Annotated[
-        Literal["image", "text", "image,text"] | None,
-        Field(description="Which kind of items is wanted; left out, any kind may come."),
-    ] = None
-    instruction: Annotated[
-        str | None,
-        Field(
-            max_length=1_000,
-            description='What to do with text and image, as a sentence such as "Find the product photo."',
-        ),
-    ] = None
-    where: Annotated[str | None, Field(description=f"Only items that satisfy this. {CONDITION}")] = None
-    k: Annotated[int, Field(ge=1, le=50, description="How many items, best first.")] = 10
-    images: Annotated[
-        int, Field(ge=0, le=IMAGES, description="How many of the best images are shown as thumbnails.")
-    ] = 4
-
-    @model_validator(mode="after")
-    def _something(self) -> Self:
-        if self.image is not None and self.like is not None:
-            raise ValueError("image and like cannot be used together; give one of them")
-        if self.image is None and self.like is None and not (self.text or "").strip():
-            raise ValueError("there is nothing to search with; give text, image or like")
-        return self
-
-
-class ItemArguments(Arguments):
-    id: Annotated[str, Field(min_length=1, max_length=4_096, description="The item's id, as a search shows it.")]
-
-
-class CodesArguments(Arguments):
-    codes: Annotated[
-        list[Annotated[int, Field(ge=0)] | None],
-        Field(
-            max_length=64,
-            description="The codes with which an ID begins; null stands for any. The first is the kind: 0 image, 1 "
-            "text, 2 image with text. Empty: all items.",
-        ),
-    ] = []
-    limit: Annotated[int, Field(ge=1, le=50, description="How many items are listed.")] = 10
-    offset: Annotated[int, Field(ge=0, le=10**9, description="How many items are passed over first.")] = 0
-    images: Annotated[
-        int, Field(ge=0, le=IMAGES, description="How many of the items' images are shown as thumbnails.")
-    ] = 4
-
-
-class DescribeArguments(Arguments):
-    index: Annotated[str | None, Field(description="Name of the index; all of them unless told.")] = None
-
-
-# What comes out
+IndexName = Annotated[str | None, Field(description="Name of the index. Default: the first index.")]
+ItemId = Annotated[str, Field(min_length=1, max_length=4_096, description="The item's id, as shown by search.")]
+ImageCount = Annotated[int, Field(ge=0, le=MAX_IMAGES, description="Maximum number of thumbnails in the answer.")]
 
 
 class ItemOut(BaseModel):
+    """An item of an index."""
+
     id: str
     modality: Annotated[str, Field(description='"image", "text" or "image,text".')]
-    text: Annotated[str | None, Field(description="In lists, the beginning of a long text; get_item shows more.")]
+    text: Annotated[str | None, Field(description="Long texts are shortened in lists; get_item returns more.")]
     metadata: dict[str, Any]
     has_image: bool
-    codes: Annotated[list[int], Field(description="The item's ID. Items that share the first codes are alike.")]
+    codes: Annotated[list[int], Field(description="The semantic ID. Items that share the first codes are similar.")]
 
 
 class HitOut(ItemOut):
-    score: Annotated[float, Field(description="How near the item is; higher is better, 1 is the most.")]
+    """A search result."""
+
+    score: Annotated[float, Field(description="Similarity of query and item; higher is better, 1 is the maximum.")]
 
 
 class SearchOut(BaseModel):
+    """Answer of the tool `search`."""
+
     index: str
-    items: Annotated[int, Field(description="How many items the index holds.")]
+    items: Annotated[int, Field(description="Number of items in the index.")]
     hits: Annotated[list[HitOut], Field(description="Best first.")]
 
 
-class ItemAnswer(BaseModel):
+class GetItemOut(BaseModel):
+    """Answer of the tool `get_item`."""
+
     index: str
     item: ItemOut
 
 
-class ChildOut(BaseModel):
+class CodeChildOut(BaseModel):
+    """A code that can come next."""
+
     code: int
-    items: Annotated[int, Field(description="How many items have this code next.")]
-    example: Annotated[str, Field(description="Id of one of them.")]
+    items: Annotated[int, Field(description="Number of items with this code.")]
+    example: Annotated[str, Field(description="Id of one of these items.")]
 
 
-class CodesOut(BaseModel):
+class BrowseCodesOut(BaseModel):
+    """Answer of the tool `browse_codes`."""
+
     index: str
     codes: list[int | None]
-    total: Annotated[int, Field(description="How many items have these codes.")]
-    ids: Annotated[int, Field(description="How many distinct IDs they have.")]
-    children: Annotated[list[ChildOut], Field(description="The codes that come next, most items first.")]
-    more_children: Annotated[int, Field(description="How many further codes come next and are not listed.")]
+    total: Annotated[int, Field(description="Number of items with these codes.")]
+    ids: Annotated[int, Field(description="Number of distinct semantic IDs among them.")]
+    children: Annotated[list[CodeChildOut], Field(description="The next codes, most items first.")]
+    more_children: Annotated[int, Field(description="Number of further next codes that are not listed.")]
     items: list[ItemOut]
 
 
 class IndexOut(BaseModel):
+    """Description of an index."""
+
     name: str
     items: int
-    modalities: Annotated[dict[str, int], Field(description="How many items there are of each kind.")]
-    fields: Annotated[
-        dict[str, str], Field(description='Metadata fields for conditions: "text", "number" or "boolean".')
-    ]
-    levels: Annotated[int, Field(description="How many codes an ID has.")]
-    sizes: Annotated[list[int], Field(description="How many codes each level has.")]
+    modalities: Annotated[dict[str, int], Field(description="Number of items of each modality.")]
+    fields: Annotated[dict[str, str], Field(description='Metadata fields and types: "text", "number" or "boolean".')]
+    levels: Annotated[int, Field(description="Number of codes in a semantic ID.")]
+    sizes: Annotated[list[int], Field(description="Number of possible codes at each level.")]
     model: str | None
     version: int
     examples: Annotated[list[ItemOut], Field(description="A few items.")]
 
 
-class DescribeOut(BaseModel):
+class DescribeIndexOut(BaseModel):
+    """Answer of the tool `describe_index`."""
+
     indexes: list[IndexOut]
-    conditions: Annotated[str, Field(description="How the argument `where` of search is written.")] = CONDITION
+    filters: Annotated[str, Field(description="How to write the argument `where` of search.")] = FILTER_HELP
 
 
-@dataclass(frozen=True)
-class Reply:
-    """What a tool answers, and the items whose images are shown with it."""
+class IndexTools:
+    """The tools and resources. Indexes open in a background thread; a call waits until its index is ready.
 
-    out: BaseModel
-    images: list[Item] = field(default_factory=list)
-    size: int = THUMBNAIL
+    Args:
+        paths: Index folders by name. The first index is the default.
+    """
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._models: dict[str, Genius] = {}
+        executor = ThreadPoolExecutor(1)
+        self._indexes: dict[str, Future[Index]] = {name: executor.submit(self._open, paths[name]) for name in paths}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the indexes."""
+        return list(self._indexes)
+
+    @property
+    def loading(self) -> bool:
+        """Whether an index is still being opened."""
+        return not all(future.done() for future in self._indexes.values())
+
+    def _open(self, path: Path) -> "Index":
+        """Open an index and run one search, so that model and compiled kernels are loaded. Indexes share models."""
+        from genius.index.index import Index
+
+        try:
+            index = Index.open(path, refresh=REFRESH_SECONDS)
+            fingerprint = index.header.fingerprint
+            if fingerprint in self._models:
+                index = Index.open(path, self._models[fingerprint], refresh=REFRESH_SECONDS)
+            index.search(Query(text="ready"), k=1)
+            self._models[fingerprint] = index.model
+        except Exception as error:
+            _log.warning("%s", error)
+            raise
+        return index
+
+    def _index(self, name: str | None) -> tuple[str, "Index"]:
+        name = self.names[0] if name is None else name
+        if name not in self._indexes:
+            raise GeniusError(f"There is no index {printable(name)[:200]!r}. There are: {', '.join(self.names)}.")
+        return name, self._indexes[name].result()
+
+    def search(
+        self,
+        text: Annotated[str | None, Field(max_length=10_000, description="Words to search for.")] = None,
+        image: Annotated[
+            str | None,
+            Field(
+                max_length=28_000_000,
+                description="An image to search with: a PNG, JPEG or WebP file in base64, not a path or URL.",
+            ),
+        ] = None,
+        like: Annotated[
+            str | None,
+            Field(description="Id of an item to search with, instead of an image. Combine with text to modify it."),
+        ] = None,
+        target: Annotated[
+            Literal["image", "text", "image,text"] | None,
+            Field(description="Modality of the items to find. Default: all modalities."),
+        ] = None,
+        instruction: Annotated[
+            str | None,
+            Field(max_length=1_000, description="The task as a sentence, for example: Find the product photo."),
+        ] = None,
+        where: Annotated[
+            str | None, Field(description=f"Find only items that match this filter. {FILTER_HELP}")
+        ] = None,
+        k: Annotated[int, Field(ge=1, le=50, description="Maximum number of items, best first.")] = SearchOptions.k,
+        images: ImageCount = 4,
+        index: IndexName = None,
+    ) -> Annotated[CallToolResult, SearchOut]:
+        """Find the items of an index that best match words, an image, or both. Words are matched by meaning."""
+        name, opened = self._index(index)
+        hits = opened.search(_query(opened, text, image, like, instruction, target), k, where=where)
+        found = [HitOut(**_fields(hit.item, hit.codes), score=round(hit.score, 4)) for hit in hits]
+        return _result(SearchOut(index=name, items=len(opened), hits=found), (hit.item for hit in hits), images)
+
+    def get_item(self, id: ItemId, index: IndexName = None) -> Annotated[CallToolResult, GetItemOut]:
+        """Get one item by its id: full text, metadata, codes and image."""
+        name, opened = self._index(index)
+        found = _coded_item(opened, id)
+        return _result(GetItemOut(index=name, item=_whole_item(found)), [found.item], 1, 2 * THUMBNAIL_SIZE)
+
+    def browse_codes(
+        self,
+        codes: Annotated[
+            list[Annotated[int, Field(ge=0)] | None],
+            Field(
+                max_length=64,
+                description="First codes of the semantic ID; null matches any code. The first code is the modality: "
+                "0 image, 1 text, 2 image with text. Default: all items.",
+            ),
+        ] = [],  # noqa: B006
+        limit: Annotated[int, Field(ge=1, le=50, description="Maximum number of items.")] = 10,
+        offset: Annotated[int, Field(ge=0, le=10**9, description="Number of items to skip.")] = 0,
+        images: ImageCount = 4,
+        index: IndexName = None,
+    ) -> Annotated[CallToolResult, BrowseCodesOut]:
+        """Browse the code tree: list the items whose semantic ID starts with these codes, and the next codes."""
+        name, opened = self._index(index)
+        page = opened.browse_codes(codes, limit=limit, offset=offset)
+        children = [CodeChildOut(code=one.code, items=one.items, example=one.example) for one in page.children[:60]]
+        out = BrowseCodesOut(
+            index=name,
+            codes=codes,
+            total=page.total,
+            ids=page.ids,
+            children=children,
+            more_children=len(page.children) - len(children),
+            items=[ItemOut(**_fields(one.item, one.codes)) for one in page.items],
+        )
+        return _result(out, (one.item for one in page.items), images)
+
+    def describe_index(
+        self, index: Annotated[str | None, Field(description="Name of the index. Default: all indexes.")] = None
+    ) -> DescribeIndexOut:
+        """Describe the indexes: number of images, texts and pairs, fields for filters, examples. Call this first."""
+        return DescribeIndexOut(indexes=[self.describe(name) for name in (self.names if index is None else [index])])
+
+    def describe(self, name: str) -> IndexOut:
+        """Describe one index."""
+        name, opened = self._index(name)
+        info = opened.info()
+        return IndexOut(
+            name=name,
+            items=info.items,
+            modalities=info.modalities,
+            fields=info.fields,
+            levels=len(info.sizes),
+            sizes=list(info.sizes),
+            model=None if info.model is None else os.path.basename(info.model),
+            version=info.version,
+            examples=[ItemOut(**_fields(one.item, one.codes)) for one in opened.browse_codes([], limit=3).items],
+        )
+
+    def item(self, index: str, id: str) -> GetItemOut:
+        """An item as JSON."""
+        name, opened = self._index(index)
+        return GetItemOut(index=name, item=_whole_item(_coded_item(opened, id)))
+
+    def image(self, index: str, id: str) -> bytes:
+        """An item's image as a JPEG thumbnail."""
+        image = thumbnail(_coded_item(self._index(index)[1], id).item, 2 * THUMBNAIL_SIZE)
+        if image is None:
+            raise GeniusError(f"{printable(id)[:200]!r} has no image, or its file cannot be read.")
+        return image
 
 
-# The tools
+def _query(
+    index: "Index", text: str | None, image: str | None, like: str | None, instruction: str | None, target: str | None
+) -> Query:
+    words = (text or "").strip()
+    if image is not None and like is not None:
+        raise GeniusError("image and like cannot be used together. Give one of them.")
+    if like is not None:
+        item = _coded_item(index, like).item
+        replaces_text = words and item.image is not None
+        return Query(words if replaces_text else f"{item.text or ''} {words}".strip(), item.image, instruction, target)
+    if image is None and not words:
+        raise GeniusError("There is nothing to search with. Give text, image or like.")
+    return Query(text, None if image is None else _decode_image(image), instruction, target)
 
 
-def search(name: str, index: "Index", asked: SearchArguments) -> Reply:
-    query = _query(index, asked)
-    hits = index.search(query, k=asked.k, where=asked.where)
-    shown = [hit.item for hit in hits if hit.item.image is not None][: asked.images]
-    return Reply(SearchOut(index=name, items=len(index), hits=[_hit(hit) for hit in hits]), shown)
-
-
-def get_item(name: str, index: "Index", asked: ItemArguments) -> Reply:
-    found = _coded(index, asked.id)
-    shown = [] if found.item.image is None else [found.item]
-    return Reply(ItemAnswer(index=name, item=_item(found, WHOLE_TEXT, WHOLE_METADATA)), shown, 2 * THUMBNAIL)
-
-
-def browse_codes(name: str, index: "Index", asked: CodesArguments) -> Reply:
-    _check_codes(index, asked.codes)
-    page = index.browse_codes(asked.codes, limit=asked.limit, offset=asked.offset)
-    out = CodesOut(
-        index=name,
-        codes=asked.codes,
-        total=page.total,
-        ids=page.ids,
-        children=[ChildOut(code=one.code, items=one.items, example=one.example) for one in page.children[:60]],
-        more_children=max(0, len(page.children) - 60),
-        items=[_item(one) for one in page.items],
-    )
-    return Reply(out, [one.item for one in page.items if one.item.image is not None][: asked.images])
-
-
-def describe(name: str, index: "Index") -> IndexOut:
-    info = index.info()
-    return IndexOut(
-        name=name,
-        items=info.items,
-        modalities=info.modalities,
-        fields=info.fields,
-        levels=len(info.sizes),
-        sizes=list(info.sizes),
-        model=None if info.model is None else os.path.basename(info.model),
-        version=info.version,
-        examples=[_item(one) for one in index.browse_codes([], limit=3).items],
-    )
-
-
-def _query(index: "Index", asked: SearchArguments) -> Query:
-    image = None if asked.image is None else _image(asked.image)
-    if asked.like is None:
-        return Query(asked.text, image, asked.instruction, asked.target)
-    item = _coded(index, asked.like).item
-    words = (asked.text or "").strip()
-    text = words if words and item.image is not None else f"{item.text or ''} {words}".strip()
-    return Query(text, item.image, asked.instruction, asked.target)
-
-
-def _image(encoded: str) -> bytes:
-    """The bytes of an image in base64, also of a data URL."""
+def _decode_image(encoded: str) -> bytes:
+    """Decode an image from base64 or a data URL."""
     if encoded.startswith("data:"):
         encoded = encoded.partition(",")[2]
     try:
-        image = base64.b64decode("".join(encoded.split()), validate=True)
+        return base64.b64decode("".join(encoded.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadImage(
-            f"image is not base64 ({error}). Give the bytes of a PNG, JPEG or WebP file in base64; paths and addresses "
-            "are not opened."
+            f"image is not base64 ({error}). Give a PNG, JPEG or WebP file in base64; paths and URLs are not opened."
         ) from error
-    if len(image) > LARGEST_IMAGE:
-        raise BadImage(f"The image has {len(image):,} bytes; at most {LARGEST_IMAGE:,} are read. Make it smaller.")
-    return image
 
 
-def _coded(index: "Index", id: str) -> "CodedItem":
+def _coded_item(index: "Index", id: str) -> "CodedItem":
     found = index.get_coded(id)
     if found is None:
-        raise GeniusError(f"There is no item {printable(id)[:200]!r} in this index. Use an id that a search has shown.")
+        raise GeniusError(f"There is no item {printable(id)[:200]!r} in this index. Use an id shown by search.")
     return found
 
 
-def _check_codes(index: "Index", codes: list[int | None]) -> None:
-    sizes = index.header.sizes
-    if len(codes) > len(sizes):
-        raise GeniusError(f"There are {len(codes)} codes; an ID of this index has {len(sizes)}. Give fewer.")
-    for level, (code, size) in enumerate(zip(codes, sizes, strict=False), 1):
-        if code is not None and code >= size:
-            raise GeniusError(f"Code {level} is {code}; it must be below {size}, or null for any.")
+def _whole_item(coded: "CodedItem") -> ItemOut:
+    return ItemOut(**_fields(coded.item, coded.codes, max_text=20_000, max_metadata=50_000))
 
 
-def _item(coded: "CodedItem", longest: int = TEXT, metadata: int = METADATA) -> ItemOut:
-    item = coded.item
-    return ItemOut(
-        id=item.id,
-        modality=item.modality.label,
-        text=_shorten(item.text, longest),
-        metadata=_some(item.metadata, metadata),
-        has_image=item.image is not None,
-        codes=list(coded.codes),
-    )
-
-
-def _hit(hit: "Hit") -> HitOut:
-    return HitOut(
-        id=hit.id,
-        modality=hit.modality.label,
-        text=_shorten(hit.item.text, TEXT),
-        metadata=_some(hit.item.metadata, METADATA),
-        has_image=hit.item.image is not None,
-        codes=list(hit.codes),
-        score=round(hit.score, 4),
-    )
-
-
-def _shorten(text: str | None, longest: int) -> str | None:
-    return text if text is None or len(text) <= longest else text[:longest] + " ..."
-
-
-def _some(metadata: dict[str, Any], most: int) -> dict[str, Any]:
-    """The first entries, as many as fit."""
-    kept: dict[str, Any] = {}
-    for key, value in metadata.items():
-        most -= len(key) + len(json.dumps(value))
-        if most >= 0:
-            kept[key] = value
-    return kept
-
-
-# Images for the eyes
+def _fields(item: Item, codes: Iterable[int], max_text: int = 500, max_metadata: int = 2_000) -> dict[str, Any]:
+    """The fields of `ItemOut`. Limits are in characters; metadata entries beyond the limit are left out."""
+    text = item.text if item.text is None or len(item.text) <= max_text else item.text[:max_text] + " ..."
+    metadata = {}
+    for key, value in item.metadata.items():
+        max_metadata -= len(key) + len(json.dumps(value))
+        if max_metadata >= 0:
+            metadata[key] = value
+    return {
+        "id": item.id,
+        "modality": item.modality.label,
+        "text": text,
+        "metadata": metadata,
+        "has_image": item.image is not None,
+        "codes": list(codes),
+    }
 
 
 def thumbnail(item: Item, size: int) -> bytes | None:
-    """A small JPEG of the item's image; None if it cannot be read, or is not small enough even so."""
-    assert item.image is not None
+    """A JPEG of the item's image with sides of at most `size` pixels, or None if there is no readable image."""
+    if item.image is None:
+        return None
     try:
         image = load_image(item.image)
     except BadImage:
         return None
     image.thumbnail((size, size))
-    for quality in (80, 40):
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=quality)
-        if file.tell() <= THUMBNAIL_BYTES:
-            return file.getvalue()
-    return None
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=70)
+    return file.getvalue()
 
 
-def _content(reply: Reply) -> list[types.ContentBlock]:
-    """The answer as text, for clients that do not read structured content, and the thumbnails, each after its name."""
-    blocks: list[types.ContentBlock] = [types.TextContent(text=reply.out.model_dump_json())]
-    for item in reply.images:
-        image = thumbnail(item, reply.size)
+def _result(out: BaseModel, items: Iterable[Item], images: int, size: int = THUMBNAIL_SIZE) -> CallToolResult:
+    """Structured content, the same as text for clients that need it, and thumbnails with captions."""
+    content: list[ContentBlock] = [TextContent(text=out.model_dump_json())]
+    for item in [item for item in items if item.image is not None][:images]:
+        image = thumbnail(item, size)
         if image is None:
-            blocks.append(types.TextContent(text=f"The image of {item.id} cannot be shown: its file is not readable."))
-            continue
-        blocks.append(types.TextContent(text=f"Image of {item.id}:"))
-        blocks.append(types.ImageContent(data=base64.b64encode(image).decode(), mime_type="image/jpeg"))
-    return blocks
-
-
-# The server
-
-
-@dataclass(frozen=True)
-class _Tool:
-    title: str
-    description: str
-    arguments: type[Arguments]
-    out: type[BaseModel]
-    run: Callable[[str, "Index", Any], Reply] | None  # None: of several indexes at once
-
-
-TOOLS = {
-    "search": _Tool(
-        "Search",
-        "Find the items of an index that best answer words, an image, or both. Words are matched by meaning, not by "
-        "letter. The best images come as thumbnails.",
-        SearchArguments,
-        SearchOut,
-        search,
-    ),
-    "get_item": _Tool(
-        "Get item",
-        "One item by its id: its whole text, metadata, codes and image.",
-        ItemArguments,
-        ItemAnswer,
-        get_item,
-    ),
-    "browse_codes": _Tool(
-        "Browse codes",
-        "Walk the tree of codes: which items have an ID that begins with these codes, and which codes come next. The "
-        "more codes items share, the more alike they are.",
-        CodesArguments,
-        CodesOut,
-        browse_codes,
-    ),
-    "describe_index": _Tool(
-        "Describe index",
-        "What can be searched: how many images, texts and pairs there are, the metadata fields that conditions can "
-        "name, and a few examples. Call it first.",
-        DescribeArguments,
-        DescribeOut,
-        None,
-    ),
-}
-
-
-class GeniusServer:
-    """Tools and resources over indexes by name; the first one is meant where a client names none."""
-
-    def __init__(self, paths: Mapping[str, Path]) -> None:
-        self._paths = dict(paths)
-        self._indexes: dict[str, Future[Index]] = {name: Future() for name in paths}
-        self._limit = anyio.CapacityLimiter(AT_ONCE)
-        self._loading = threading.Thread(target=self._load, name="loading", daemon=True)
-        self.server: Server[dict[str, Any]] = Server(
-            "genius",
-            version=__version__,
-            title="GENIUS search",
-            instructions=INSTRUCTIONS,
-            on_list_tools=self._list_tools,
-            on_call_tool=self._call_tool,
-            on_list_resources=self._list_resources,
-            on_list_resource_templates=self._list_templates,
-            on_read_resource=self._read_resource,
-        )
-
-    async def serve(self) -> None:
-        """Answer on standard input and output until the input ends."""
-        async with stdio_server() as (reading, writing):
-            self._loading.start()
-            await self.server.run(reading, writing, self.server.create_initialization_options())
-
-    @property
-    def loading(self) -> bool:
-        return self._loading.is_alive()
-
-    def _load(self) -> None:
-        """Open the indexes and ask each one something, so that models and compiled code are ready.
-
-        Indexes of one model share it.
-        """
-        models: dict[str, Genius] = {}
-        for name, path in self._paths.items():
-            try:
-                from genius.index.index import Index
-
-                index = Index.open(path, refresh=REFRESH)
-                fingerprint = index.header.fingerprint
-                if fingerprint in models:
-                    index = Index.open(path, models[fingerprint], refresh=REFRESH)
-                index.search(Query(text="ready"), k=1)
-                models[fingerprint] = index.model
-                self._indexes[name].set_result(index)
-            except Exception as error:  # told to whoever asks
-                _log.warning("%s", error)
-                self._indexes[name].set_exception(error)
-
-    async def _index(self, name: str, ctx: ServerRequestContext[Any, Any]) -> "Index":
-        """The open index; says that it is loading to a client that wants to know."""
-        future = self._indexes[name]
-        if not future.done():
-            await ctx.session.report_progress(0, 1, "Opening the index and loading its model.")
-            await anyio.to_thread.run_sync(lambda: future.exception(), abandon_on_cancel=True)
-            await ctx.session.report_progress(1, 1, "The index is ready.")
-        return future.result()
-
-    def _name(self, given: str | None) -> str:
-        name = next(iter(self._paths)) if given is None else given
-        if name not in self._paths:
-            raise GeniusError(f"There is no index {printable(name)[:200]!r}. There are: {', '.join(self._paths)}.")
-        return name
-
-    async def _list_tools(
-        self, ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[self._described(name) for name in TOOLS])
-
-    def _described(self, name: str) -> types.Tool:
-        tool, schema = TOOLS[name], TOOLS[name].arguments.model_json_schema()
-        if len(self._paths) > 1:
-            schema["properties"]["index"]["enum"] = [*self._paths, None]
+            content.append(TextContent(text=f"The image of {item.id} cannot be shown: its file is not readable."))
         else:
-            del schema["properties"]["index"]
-        return types.Tool(
+            content.append(TextContent(text=f"Image of {item.id}:"))
+            content.append(ImageContent(data=base64.b64encode(image).decode(), mime_type="image/jpeg"))
+    return CallToolResult(content=content, structured_content=out.model_dump(mode="json"))
+
+
+def _translated(function: Callable[..., Any], kind: type[MCPServerError]) -> Callable[..., Any]:
+    """Raise a GeniusError as an error whose message the SDK passes on to the client."""
+
+    @functools.wraps(function)
+    def call(**arguments: Any) -> Any:
+        try:
+            return function(**arguments)
+        except GeniusError as error:
+            raise kind(str(error)) from error
+
+    return call
+
+
+def _tool(title: str, function: Callable[..., Any], names: list[str]) -> Tool:
+    """A tool that refuses unknown arguments and, with several indexes, lists their names in its schema."""
+    tool = Tool.from_function(_translated(function, ToolError), title=title, annotations=READ_ONLY)
+    arguments = tool.fn_metadata.arg_model
+    arguments.model_config["extra"] = "forbid"
+    arguments.model_rebuild(force=True)
+    tool.parameters = arguments.model_json_schema()
+    if len(names) > 1:
+        tool.parameters["properties"]["index"]["enum"] = [*names, None]
+    else:
+        del tool.parameters["properties"]["index"]
+    return tool
+
+
+def create_server(tools: IndexTools) -> MCPServer:
+    """Create a server with the tools and the resources of the indexes."""
+    functions: dict[str, Callable[..., Any]] = {
+        "Search": tools.search,
+        "Get item": tools.get_item,
+        "Browse codes": tools.browse_codes,
+        "Describe index": tools.describe_index,
+    }
+    server = MCPServer(
+        "genius",
+        title="GENIUS search",
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        tools=[_tool(title, function, tools.names) for title, function in functions.items()],
+        resource_security=ResourceSecurity(exempt_params={"id"}),  # an id is never used as a path
+        log_level="WARNING",
+    )
+    for name in tools.names:
+        resource = FunctionResource(
+            uri=f"genius://{quote(name, safe='')}",
             name=name,
-            title=tool.title,
-            description=tool.description,
-            input_schema=schema,
-            output_schema=tool.out.model_json_schema(),
-            annotations=types.ToolAnnotations(
-                title=tool.title,
-                read_only_hint=True,
-                destructive_hint=False,
-                idempotent_hint=True,
-                open_world_hint=False,
-            ),
+            title=f"Index {name}",
+            description="Contents of the index and the fields that filters can use.",
+            mime_type="application/json",
+            fn=_translated(functools.partial(tools.describe, name), ResourceNotFoundError),
         )
-
-    async def _call_tool(
-        self, ctx: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
-    ) -> types.CallToolResult:
-        tool = TOOLS.get(params.name)
-        if tool is None:
-            raise MCPError(types.INVALID_PARAMS, f"There is no tool {params.name!r}. There are: {', '.join(TOOLS)}.")
-        try:
-            asked = tool.arguments.model_validate(params.arguments or {})
-            reply = await self._answer(ctx, tool, asked)
-            content = await anyio.to_thread.run_sync(_content, reply, limiter=self._limit)
-        except ValidationError as error:
-            return _refusal(_sentences(error))
-        except GeniusError as error:
-            return _refusal(str(error))
-        except Exception:
-            _log.exception("The tool %s failed.", params.name)
-            return _refusal(f"The tool {params.name} failed for a reason that it did not foresee; its log says more.")
-        return types.CallToolResult(content=content, structured_content=reply.out.model_dump(mode="json"))
-
-    async def _answer(self, ctx: ServerRequestContext[Any, Any], tool: _Tool, asked: Arguments) -> Reply:
-        if tool.run is None:
-            names = list(self._paths) if asked.index is None else [self._name(asked.index)]
-            return Reply(DescribeOut(indexes=[await self._describe(ctx, name) for name in names]))
-        name = self._name(asked.index)
-        index = await self._index(name, ctx)
-        return await anyio.to_thread.run_sync(tool.run, name, index, asked, limiter=self._limit)
-
-    async def _describe(self, ctx: ServerRequestContext[Any, Any], name: str) -> IndexOut:
-        index = await self._index(name, ctx)
-        return await anyio.to_thread.run_sync(describe, name, index, limiter=self._limit)
-
-    # Resources: genius://INDEX describes an index, genius://INDEX/items/ID is an item
-
-    async def _list_resources(
-        self, ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
-        return types.ListResourcesResult(
-            resources=[
-                types.Resource(
-                    uri=f"genius://{quote(name, safe='')}",
-                    name=name,
-                    title=f"The index {name}",
-                    description="What the index holds, and the fields that conditions can name.",
-                    mime_type="application/json",
-                )
-                for name in self._paths
-            ]
-        )
-
-    async def _list_templates(
-        self, ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
-    ) -> types.ListResourceTemplatesResult:
-        template = types.ResourceTemplate(
-            uri_template="genius://{index}/items/{id}",
-            name="item",
-            title="An item",
-            description="An item as JSON, and its image, made small. The id is percent-encoded.",
-        )
-        return types.ListResourceTemplatesResult(resource_templates=[template])
-
-    async def _read_resource(
-        self, ctx: ServerRequestContext[Any, Any], params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
-        uri = str(params.uri)
-        host, _, rest = uri.removeprefix("genius://").partition("/")
-        id = unquote(rest.removeprefix("items/")) if rest.startswith("items/") else None
-        try:
-            name = self._name(unquote(host))
-            if not uri.startswith("genius://") or (rest and not id):
-                raise GeniusError("Resources are genius://INDEX and genius://INDEX/items/ID.")
-            if id is None:
-                return _resource(uri, Reply(await self._describe(ctx, name)))
-            index = await self._index(name, ctx)
-            reply = await anyio.to_thread.run_sync(get_item, name, index, ItemArguments(id=id), limiter=self._limit)
-            return await anyio.to_thread.run_sync(_resource, uri, reply, limiter=self._limit)
-        except ValidationError as error:
-            raise MCPError(types.INVALID_PARAMS, _sentences(error)) from error
-        except GeniusError as error:
-            raise MCPError(types.INVALID_PARAMS, str(error)) from error
-
-
-def _resource(uri: str, reply: Reply) -> types.ReadResourceResult:
-    contents: list[types.TextResourceContents | types.BlobResourceContents] = [
-        types.TextResourceContents(uri=uri, mime_type="application/json", text=reply.out.model_dump_json())
-    ]
-    for item in reply.images:
-        image = thumbnail(item, reply.size)
-        if image is not None:
-            blob = base64.b64encode(image).decode()
-            contents.append(types.BlobResourceContents(uri=uri, mime_type="image/jpeg", blob=blob))
-    return types.ReadResourceResult(contents=contents)
-
-
-def _refusal(sentence: str) -> types.CallToolResult:
-    return types.CallToolResult(content=[types.TextContent(text=sentence)], is_error=True)
-
-
-def _sentences(error: ValidationError) -> str:
-    """What is wrong with the arguments, one sentence each."""
-    said = []
-    for one in error.errors(include_url=False, include_context=False, include_input=False):
-        place = ".".join(map(str, one["loc"]))
-        reason = one["msg"].removeprefix("Value error, ")
-        said.append(f"{place}: {reason}." if place else f"{reason[0].upper()}{reason[1:]}.")
-    return " ".join(said)
+        server.add_resource(resource)
+    item, image = (_translated(function, ResourceNotFoundError) for function in (tools.item, tools.image))
+    server.resource("genius://{index}/items/{id}", title="Item", mime_type="application/json")(item)
+    server.resource("genius://{index}/images/{id}", title="Image", mime_type="image/jpeg")(image)
+    return server
 
 
 def serve(paths: Mapping[str, Path]) -> None:
-    """Serve these indexes to the assistant at the other end of standard input and output, until it hangs up."""
-    server = GeniusServer(paths)
-    anyio.run(server.serve)
-    if server.loading:  # nobody wants the model any more, and Python would wait for it
+    """Serve indexes on standard input and output until the input ends.
+
+    Args:
+        paths: Index folders by name. The first index is the default.
+    """
+    tools = IndexTools(paths)
+    create_server(tools).run()
+    if tools.loading:  # do not wait for a model that is no longer needed
         os._exit(0)

@@ -24,7 +24,7 @@ from genius.cli.console import named_indexes
 from genius.data.items import Item, Query
 from genius.errors import BadIndex, GeniusError
 from genius.index.index import Index
-from genius.integrations.mcp import IMAGES, THUMBNAIL, THUMBNAIL_BYTES, thumbnail
+from genius.integrations.mcp import MAX_IMAGES, THUMBNAIL_SIZE, thumbnail
 
 RED = "images/red-circle.png"
 
@@ -38,17 +38,13 @@ class Assistant:
 
     def __init__(self, portal: BlockingPortal, session: ClientSession, greeting: types.InitializeResult) -> None:
         self._portal, self._session, self.greeting = portal, session, greeting
-        self.progress: list[tuple[float, float | None, str | None]] = []
 
     def tools(self) -> dict[str, types.Tool]:
         return {tool.name: tool for tool in self._portal.call(self._session.list_tools).tools}
 
     def call(self, name: str, **arguments: Any) -> types.CallToolResult:
-        async def heard(done: float, total: float | None, message: str | None) -> None:
-            self.progress.append((done, total, message))
-
         async def call() -> types.CallToolResult:
-            result = await self._session.call_tool(name, arguments, PATIENCE, heard)
+            result = await self._session.call_tool(name, arguments, PATIENCE)
             assert isinstance(result, types.CallToolResult)
             return result
 
@@ -115,32 +111,25 @@ def assistant(log: Path, written: Path) -> Iterator[Assistant]:
 def images(result: types.CallToolResult) -> list[Image.Image]:
     shown = [block for block in result.content if isinstance(block, types.ImageContent)]
     assert all(block.mime_type == "image/jpeg" for block in shown)
-    data = [base64.b64decode(block.data) for block in shown]
-    assert all(len(one) <= THUMBNAIL_BYTES for one in data)
-    return [Image.open(io.BytesIO(one)) for one in data]
+    return [Image.open(io.BytesIO(base64.b64decode(block.data))) for block in shown]
 
 
 def ids(answer: dict[str, Any]) -> list[str]:
     return [hit["id"] for hit in answer["hits"]]
 
 
-# The first test is the first to call a tool: it sees the model being loaded.
+# The first test is the first to call a tool, while the model is being loaded.
 
 
-def test_a_first_call_waits_for_the_model_and_says_so(assistant: Assistant) -> None:
+def test_a_first_call_waits_for_the_model(assistant: Assistant) -> None:
     answer = assistant.ask("describe_index", index="shapes")
     assert answer["indexes"][0]["items"] == len(drawn_items())
-    assert [done for done, _, _ in assistant.progress] in ([0, 1], [])  # nothing to say if it was quick
-    assistant.progress.clear()
-    assistant.ask("describe_index", index="shapes")
-    assert assistant.progress == []
 
 
 def test_the_server_says_who_it_is_and_what_it_can_do(assistant: Assistant) -> None:
     assert assistant.greeting.server_info.name == "genius"
     assert "describe_index" in (assistant.greeting.instructions or "")
     assert assistant.greeting.capabilities.tools is not None
-    assert assistant.greeting.capabilities.prompts is None
 
 
 def test_every_tool_is_described_and_only_reads(assistant: Assistant) -> None:
@@ -188,7 +177,7 @@ def test_a_image_finds_itself_and_comes_back_small(assistant: Assistant) -> None
 
 def test_no_images_are_sent_to_those_who_want_none(assistant: Assistant) -> None:
     assert images(assistant.call("search", text="a circle", target="image", images=0)) == []
-    assert len(images(assistant.call("search", text="a circle", target="image", k=50, images=IMAGES))) == IMAGES
+    assert len(images(assistant.call("search", text="a circle", target="image", k=50, images=MAX_IMAGES))) == MAX_IMAGES
 
 
 def test_an_item_can_be_searched_with_alone_or_changed_by_words(assistant: Assistant) -> None:
@@ -205,7 +194,7 @@ def test_an_item_can_be_searched_with_alone_or_changed_by_words(assistant: Assis
     assert "no item 'nobody'" in assistant.refused("search", like="nobody")
 
 
-def test_conditions_narrow_the_search(assistant: Assistant) -> None:
+def test_filters_narrow_the_search(assistant: Assistant) -> None:
     found = assistant.ask("search", text="a circle", where="colour = 'blue' AND number < 100", k=50)
     assert {hit["metadata"]["colour"] for hit in found["hits"]} == {"blue"}
     assert len(found["hits"]) == 4
@@ -269,13 +258,13 @@ def test_what_another_program_writes_is_found(assistant: Assistant, written: Pat
     [
         ({}, "nothing to search with"),
         ({"text": "   "}, "nothing to search with"),
-        ({"text": "x", "k": 0}, "k: "),
-        ({"text": "x", "k": 10_000}, "k: "),
-        ({"text": "x", "k": "many"}, "k: "),
-        ({"text": ["x"]}, "text: "),
-        ({"text": "x" * 10_001}, "text: "),
-        ({"text": "x", "target": "sound"}, "target: "),
-        ({"text": "x", "path": "/etc/passwd"}, "path: "),
+        ({"text": "x", "k": 0}, "k\n"),
+        ({"text": "x", "k": 10_000}, "k\n"),
+        ({"text": "x", "k": "many"}, "k\n"),
+        ({"text": ["x"]}, "text\n"),
+        ({"text": "x" * 10_001}, "text\n"),
+        ({"text": "x", "target": "sound"}, "target\n"),
+        ({"text": "x", "path": "/etc/passwd"}, "path\n"),
         ({"text": "x", "index": "nowhere"}, "There are: shapes, other."),
         ({"text": "x", "where": "colour ="}, "condition"),
         ({"text": "x", "where": "colour = 'red'; DROP TABLE items"}, "condition"),
@@ -297,19 +286,18 @@ def test_a_bad_search_is_refused_with_a_sentence(
 
 def test_bad_arguments_of_the_other_tools_are_refused_too(assistant: Assistant) -> None:
     assert "no item '../../etc/passwd'" in assistant.refused("get_item", id="../../etc/passwd")
-    assert "id: " in assistant.refused("get_item")
-    assert "id: " in assistant.refused("get_item", id="")
-    assert "must be below 3" in assistant.refused("browse_codes", codes=[7])
+    assert "id\n" in assistant.refused("get_item")
+    assert "id\n" in assistant.refused("get_item", id="")
+    assert assistant.ask("browse_codes", codes=[7])["total"] == 0
     assert "codes" in assistant.refused("browse_codes", codes=[-1])
-    assert "must be below" in assistant.refused("browse_codes", codes=[0, 65_000])
-    assert "an ID of this index has" in assistant.refused("browse_codes", codes=[None] * 30)
+    assert assistant.ask("browse_codes", codes=[0, 65_000])["total"] == 0
+    assert "30 codes" in assistant.refused("browse_codes", codes=[None] * 30)
     assert "codes" in assistant.refused("browse_codes", codes="0-17")
     assert "no index 'nowhere'" in assistant.refused("describe_index", index="nowhere")
 
 
-def test_an_unknown_tool_is_an_error_of_the_protocol(assistant: Assistant) -> None:
-    with pytest.raises(MCPError, match=r"no tool 'delete_item'. There are: search"):
-        assistant.call("delete_item", id=RED)
+def test_an_unknown_tool_is_refused(assistant: Assistant) -> None:
+    assert "Unknown tool: delete_item" in assistant.refused("delete_item", id=RED)
 
 
 # Resources
@@ -317,13 +305,22 @@ def test_an_unknown_tool_is_an_error_of_the_protocol(assistant: Assistant) -> No
 
 def test_indexes_and_items_are_resources(assistant: Assistant) -> None:
     assert assistant.resources() == ["genius://shapes", "genius://other"]
-    assert assistant.templates() == ["genius://{index}/items/{id}"]
+    assert assistant.templates() == ["genius://{index}/items/{id}", "genius://{index}/images/{id}"]
     (description,) = assistant.read("genius://shapes")
     assert json.loads(description.text)["items"] == len(drawn_items())
-    item, image = assistant.read("genius://shapes/items/images%2Fred-circle.png")
+    (item,) = assistant.read("genius://shapes/items/images%2Fred-circle.png")
+    (image,) = assistant.read("genius://shapes/images/images%2Fred-circle.png")
     assert json.loads(item.text)["item"]["id"] == RED
     assert Image.open(io.BytesIO(base64.b64decode(image.blob))).size == (64, 64)
-    for uri in ("genius://shapes/items/nobody", "genius://nowhere", "genius://shapes/else", "file:///etc/passwd"):
+    with pytest.raises(MCPError, match=r"no item '\.\./nobody'"):
+        assistant.read("genius://shapes/items/..%2Fnobody")
+    for uri in (
+        "genius://shapes/images/text%201",
+        "genius://nowhere",
+        "genius://nowhere/items/x",
+        "genius://shapes/else",
+        "file:///etc/passwd",
+    ):
         with pytest.raises(MCPError):
             assistant.read(uri)
 
@@ -340,12 +337,12 @@ def test_a_thumbnail_is_small_whatever_the_image(tmp_path: Path) -> None:
     noise = Image.effect_noise((2000, 1500), 200).convert("RGB")
     file = io.BytesIO()
     noise.save(file, "PNG")
-    for size in (THUMBNAIL, 2 * THUMBNAIL):
+    for size in (THUMBNAIL_SIZE, 2 * THUMBNAIL_SIZE):
         made = thumbnail(Item("noise", image=file.getvalue()), size)
         assert made is not None
-        assert len(made) <= THUMBNAIL_BYTES
+        assert len(made) <= 100_000
         assert max(Image.open(io.BytesIO(made)).size) == size
-    assert thumbnail(Item("gone", image=str(tmp_path / "gone.png")), THUMBNAIL) is None
+    assert thumbnail(Item("gone", image=str(tmp_path / "gone.png")), THUMBNAIL_SIZE) is None
 
 
 # The process
@@ -432,7 +429,7 @@ def test_a_missing_package_is_said_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "genius.integrations.mcp")
-    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     with pytest.raises(SystemExit) as ended:
         main(["mcp", str(drawn_index())])
     assert ended.value.code == 1

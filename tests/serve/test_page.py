@@ -508,13 +508,13 @@ def test_a_key_is_asked_for_and_a_service_that_stops_is_reported(visit: Visit, t
         expect(page.locator("#key-dialog")).to_be_hidden()
         expect(page.locator("#index-facts")).to_contain_text("42 items")
         expect(page.locator("#add-open")).to_be_hidden()
-        shown = next(one["id"] for one in answer["hits"] if one["shown"])
+        shown = next(one["id"] for one in answer["hits"] if one["image_url"])
         image = hit(page, shown).locator("img")
         image.scroll_into_view_if_needed()
         expect(image).to_have_attribute("src", re.compile("^blob:"))
         expect(image).to_have_js_property("complete", True)
         assert KEY not in page.url
-        page.wait_for_load_state("networkidle")  # no shown is on its way any more
+        page.wait_for_load_state("networkidle")  # no image is still loading
         guarded.process.kill()
         guarded.process.wait()
         page.fill("#q", "a green square")

@@ -83,7 +83,7 @@ async function take(files) {
 }
 
 function freeName(file) {
-  const pasted = /^(image|picture|blob)?(\.\w+)?$/.test(file.name);
+  const pasted = /^(image|blob)?(\.\w+)?$/.test(file.name);
   const name = (pasted ? `image ${new Date().toISOString().slice(0, 19).replace("T", " ")}` : file.name).slice(
     -LONGEST_NAME,
   );

@@ -110,7 +110,7 @@ function nextCodes(page, codes) {
     const pattern = [...codes, child.code];
     const { example } = child;
     const words = el("span", { class: "words" }, example ? title(example) : "");
-    const face = example?.image ? image(example, 128, { alt: "", instead: words }) : words;
+    const face = example?.image_url ? image(example, 128, { alt: "", instead: words }) : words;
     return el(
       "li",
       {},

@@ -165,7 +165,7 @@ function showFile(file) {
   image = file;
   preview = URL.createObjectURL(file);
   $("query-thumb").src = preview;
-  chip(file.name && !/^(image|picture|blob)\b/.test(file.name) ? file.name : "Your picture", true);
+  chip(file.name && !/^(image|blob)\b/.test(file.name) ? file.name : "Your image", true);
 }
 
 /** Makes an item what the query starts from. known: the item, if the page has it. */

@@ -43,7 +43,7 @@ export async function showHome(index) {
 export const forgetHome = () => (filled = null);
 
 function showImages(page) {
-  const all = (page?.children ?? []).map((child) => child.example).filter((example) => example?.image);
+  const all = (page?.children ?? []).map((child) => child.example).filter((example) => example?.image_url);
   const buttons = pick(all, IMAGES).map((example) =>
     el(
       "button",
