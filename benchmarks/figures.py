@@ -18,7 +18,7 @@ from genius.evaluation.charts import COLOURS
 METHODS = ("published", "flat", "hnsw", "ivfpq", "generate", "rerank", "fast", "encode")
 OURS = ("generate", "rerank", "fast")
 TARGETS = {"open": "", "given": ", target given", "int8": ", eight bits"}  # how our modes are asked, and called then
-PEER = {"paper": "published", "mini": "flat"}  # the one that the others are compared with
+BASELINE = {"paper": "published", "mini": "flat"}  # the one that the others are compared with
 DECODERS = {"paper": "Decoder of the paper's size", "mini": "`mini`"}
 NAMES = {
     "published": "published path",
@@ -184,22 +184,20 @@ def ratios(figures: Figures, threads: int, batch: int) -> list[list[str]]:
 
 
 def speeds(figures: Figures, decoder: str, threads: int) -> Sheet:
-    """Milliseconds a query, and how many times quicker than the peer."""
+    """Milliseconds a query, and how many times quicker than the baseline."""
     sizes, rows = figures.values("items", decoder), []
     for batch in figures.values("batch", decoder):
         for method, target in methods():
             cells = [speed_cell(figures, decoder, items, threads, batch, method, target) for items in sizes]
             if any(cells):
                 rows.append([named(method, target), str(batch), *cells])
-    title = (
-        f"{DECODERS[decoder]}, {thread_count(threads)}: milliseconds a query (times as quick as the {peer(decoder)})"
-    )
+    title = f"{DECODERS[decoder]}, {thread_count(threads)}: ms a query (times as quick as the {baseline(decoder)})"
     return Sheet(title, ("method", "batch", *(f"{count(items)} items" for items in sizes)), rows)
 
 
 def speed_cell(figures: Figures, decoder: str, items: int, threads: int, batch: int, method: str, target: str) -> str:
     row = figures.get(decoder, items, threads, batch, method, target)
-    base = figures.get(decoder, items, threads, batch, PEER[decoder])
+    base = figures.get(decoder, items, threads, batch, BASELINE[decoder])
     if row is None:
         return ""
     quicker = "" if base is None or base is row else f" ({number(base.milliseconds / row.milliseconds)}×)"
@@ -279,8 +277,8 @@ def named(method: str, target: str) -> str:
     return NAMES.get(method, f"`{method}`") + TARGETS.get(target, "")
 
 
-def peer(decoder: str) -> str:
-    return NAMES[PEER[decoder]].replace("Faiss flat", "flat search")
+def baseline(decoder: str) -> str:
+    return NAMES[BASELINE[decoder]].replace("Faiss flat", "flat search")
 
 
 def thread_count(threads: int) -> str:

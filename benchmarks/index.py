@@ -41,8 +41,8 @@ from typing import Any
 import numpy as np
 import scale
 import torch
+from index_baselines import Baseline, HnswBaseline, LanceBaseline, size_on_disk
 from index_figures import NAMES, OURS, Figures, sheets, write_page
-from index_peers import HnswPeer, LancePeer, Peer, size_on_disk
 from index_sources import Source, Sources
 from material import PAPER, random_model, unit
 from rich.console import Console
@@ -64,7 +64,7 @@ ROUNDS = 5
 SMALL, WARM = 2000, 16  # items and searches before any that count
 REFRESH = 1.0  # seconds between a reader's looks for news
 LONGEST_BUILD = 900.0  # seconds
-PROBE = 10_000  # items of the peer that tells how long a larger one takes, if none is known
+PROBE = 10_000  # items of the baseline that tells how long a larger one takes, if none is known
 BUSY_CORE = 0.15  # of one core, used by others: measurements are disturbed
 
 STEPS = {
@@ -147,7 +147,7 @@ def measure(figures: Figures, settings: Settings, console: Console) -> None:
                 if name in OURS:
                     measure_ours(figures, settings, sources, name, items, progress)
                 else:
-                    measure_peer(figures, settings, sources, name, items, progress)
+                    measure_baseline(figures, settings, sources, name, items, progress)
 
 
 def finish(figures: Figures, page: Path | None, console: Console) -> None:
@@ -418,17 +418,17 @@ def percentiles(times: list[float]) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-# Peers
+# Baselines
 
 
-def measure_peer(
+def measure_baseline(
     figures: Figures, settings: Settings, sources: Sources, name: str, items: int, progress: Progress
 ) -> None:
     if (name, items) in figures.rows:
         return
     what = f"{NAMES[name]} of {items:,} items"
     if items > PROBE and estimate(figures, name, items) is None:
-        measure_peer(figures, settings, sources, name, PROBE, progress)
+        measure_baseline(figures, settings, sources, name, PROBE, progress)
     seconds = estimate(figures, name, items)
     if seconds is not None and seconds > LONGEST_BUILD:
         figures.skipped[f"{NAMES[name]} of {items:,} items"] = (
@@ -438,9 +438,11 @@ def measure_peer(
         return
     source, folder = sources.of(name), figures.path.parent / f"{name}-{items}.lance"
     disturbed = others_at_work()
-    peer: Peer = HnswPeer(settings.threads) if name == "hnsw" else LancePeer(folder, name)
+    baseline: Baseline = HnswBaseline(settings.threads) if name == "hnsw" else LanceBaseline(folder, name)
     try:
-        values = peer_values(peer, source, items, settings.seconds, f"{name}: building {items:,} items", progress)
+        values = baseline_values(
+            baseline, source, items, settings.seconds, f"{name}: building {items:,} items", progress
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     figures.skipped.pop(what, None)
@@ -449,7 +451,7 @@ def measure_peer(
 
 def estimate(figures: Figures, name: str, items: int) -> float | None:
     """Seconds to build one, going by the largest known one that is not larger; None if none is known."""
-    known = {size: row.values["build_seconds"] for (peer, size), row in figures.rows.items() if peer == name}
+    known = {size: row.values["build_seconds"] for (baseline, size), row in figures.rows.items() if baseline == name}
     smaller = [size for size in known if size <= items]
     if not smaller:
         return None
@@ -457,46 +459,48 @@ def estimate(figures: Figures, name: str, items: int) -> float | None:
     return float(known[size] * items * np.log(items) / (size * np.log(size)))
 
 
-def peer_values(peer: Peer, source: Source, items: int, seconds: float, what: str, progress: Progress) -> Values:
+def baseline_values(
+    baseline: Baseline, source: Source, items: int, seconds: float, what: str, progress: Progress
+) -> Values:
     spent = 0.0
     for start, vectors in blocks(source, items, what, progress):
         embeddings = vectors.embedding()
         began = time.perf_counter()
-        peer.add(start, embeddings)
+        baseline.add(start, embeddings)
         spent += time.perf_counter() - began
     bar = progress.add_task(f"{what}: finishing and searching", total=None)
     began = time.perf_counter()
-    peer.finish()
+    baseline.finish()
     spent += time.perf_counter() - began
     asked = source.asked.embedding()
-    answers = [[f"9:{row}" for row in peer.search(query)] for query in asked]
+    answers = [[f"9:{row}" for row in baseline.search(query)] for query in asked]
     times: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         query = asked[len(times) % len(asked)]
         began = time.perf_counter()
-        peer.search(query)
+        baseline.search(query)
         times.append(time.perf_counter() - began)
     p50, p99 = percentiles(times)
-    values = {"build_seconds": spent, "bytes": peer.bytes / items, "p50": p50, "p99": p99}
-    values |= peer_changes(peer, source, items, asked[0])
+    values = {"build_seconds": spent, "bytes": baseline.bytes / items, "p50": p50, "p99": p99}
+    values |= baseline_changes(baseline, source, items, asked[0])
     progress.remove_task(bar)
     return values | {"found": found(answers, nearest(source, items, progress))}
 
 
-def peer_changes(peer: Peer, source: Source, items: int, query: np.ndarray) -> Values:
+def baseline_changes(baseline: Baseline, source: Source, items: int, query: np.ndarray) -> Values:
     """The longest of several times, each with a search."""
     added, deleted = [], []
     for round_number in range(ROUNDS):
         start = items + CHANGED * round_number
         embeddings = source.block(start, CHANGED).embedding()
         began = time.perf_counter()
-        peer.add(start, embeddings)
-        peer.search(query)
+        baseline.add(start, embeddings)
+        baseline.search(query)
         added.append(time.perf_counter() - began)
         began = time.perf_counter()
-        if peer.delete(start, CHANGED):
-            peer.search(query)
+        if baseline.delete(start, CHANGED):
+            baseline.search(query)
             deleted.append(time.perf_counter() - began)
     return {"add_seconds": max(added), **({"delete_seconds": max(deleted)} if deleted else {})}
 

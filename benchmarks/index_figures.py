@@ -21,7 +21,7 @@ NAMES = {
     "lance-hnsw": "Lance IVF_HNSW_SQ",
     "lance-pq": "Lance IVF_PQ",
 }
-OURS, PEERS = ("paper", "mini", "mini+"), ("hnsw", "lance-hnsw", "lance-pq")
+OURS, BASELINES = ("paper", "mini", "mini+"), ("hnsw", "lance-hnsw", "lance-pq")
 COLUMNS = {  # figure -> its name in the tables
     "build_seconds": "built in, s",
     "build_rate": "items/s",
@@ -187,7 +187,7 @@ def sheets(figures: Figures) -> list[Sheet]:
         sheet(
             figures,
             "Beside other indexes of the same vectors",
-            ("mini+", *PEERS),
+            ("mini+", *BASELINES),
             ("build_seconds", "bytes", "p50", "p99", "found", *changes),
         ),
     ]

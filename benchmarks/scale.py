@@ -33,7 +33,7 @@ from rich.table import Table
 from genius import Genius, Query
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
-from genius.evaluation.baselines import build_peer
+from genius.evaluation.baselines import build_baseline
 from genius.search.searcher import Searcher
 
 SIZES = "10000,30000,100000,300000,1000000"
@@ -182,23 +182,23 @@ class Row:
 def measure_size(model: Genius, items: Vectors, queries: Vectors, threads: int, progress: Progress) -> list[Row]:
     """The rows of one collection, flat first."""
     embeddings, asked = items.embedding(), queries.embedding()
-    flat, nearest = measure_peer("flat", embeddings, asked, None, threads, progress)
-    hnsw, _ = measure_peer("hnsw", embeddings, asked, nearest, threads, progress)
+    flat, nearest = measure_baseline("flat", embeddings, asked, None, threads, progress)
+    hnsw, _ = measure_baseline("hnsw", embeddings, asked, nearest, threads, progress)
     return [flat, hnsw, measure_fast(model, items, embeddings, queries, nearest, progress)]
 
 
-def measure_peer(
+def measure_baseline(
     name: str, embeddings: np.ndarray, asked: np.ndarray, nearest: np.ndarray | None, threads: int, progress: Progress
 ) -> tuple[Row, np.ndarray]:
     """The row and the answers; `nearest` is None for the method that finds what is the nearest."""
     size = len(embeddings)
     bar = progress.add_task(f"{name}: building", total=size)
-    peer = build_peer(name, embeddings, 0, threads=threads, added=lambda count: progress.advance(bar, count))
+    baseline = build_baseline(name, embeddings, 0, threads=threads, added=lambda count: progress.advance(bar, count))
     progress.update(bar, description=f"{name}: searching {size:,} items")
-    found, spent, disturbed = timed(lambda: peer.search(asked, K))
+    found, spent, disturbed = timed(lambda: baseline.search(asked, K))
     progress.remove_task(bar)
     right = shared(found, found if nearest is None else nearest)
-    return Row(name, size, len(asked) / spent, peer.bytes_per_item, peer.build_seconds, right, disturbed), found
+    return Row(name, size, len(asked) / spent, baseline.bytes_per_item, baseline.build_seconds, right, disturbed), found
 
 
 def measure_fast(

@@ -46,14 +46,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from genius import Genius, Query
 from genius.errors import GeniusError
-from genius.evaluation.baselines import FaissPeer, build_peer
+from genius.evaluation.baselines import FaissBaseline, build_baseline
 from genius.search.beam import beam_search
 from genius.search.searcher import DOUBT, Searcher
 from genius.search.trie import Trie
 
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000,100000"
 BEAM, K, BUDGET = 50, 10, 1000
-PEERS = ("flat", "hnsw", "ivfpq")
+BASELINES = ("flat", "hnsw", "ivfpq")
 LONGEST_BUILD = 900.0  # seconds, unless told
 PROBE = 10_000  # items of the graph that tells how long a larger one takes, if none is known
 TURN = 0.3  # seconds a method has the machine for, or one run if that takes longer
@@ -405,10 +405,12 @@ class MiniComparison(Comparison):
         return mini_material(self.settings.vectors, size, queries, self.progress)
 
     def methods(self, size: int, batch: int) -> list[tuple[str, str]]:
-        peers = [
-            (peer, "") for peer in PEERS if peer != "hnsw" or self.hnsw_seconds(size) < self.settings.longest_build
+        baselines = [
+            (baseline, "")
+            for baseline in BASELINES
+            if baseline != "hnsw" or self.hnsw_seconds(size) < self.settings.longest_build
         ]
-        return [*super().methods(size, batch), *peers, *([("encode", "")] if batch == 1 else [])]
+        return [*super().methods(size, batch), *baselines, *([("encode", "")] if batch == 1 else [])]
 
     def hnsw_seconds(self, size: int) -> float:
         """How long a graph takes to build, going by the largest known one that is not larger; zero if none is known."""
@@ -432,47 +434,49 @@ class MiniComparison(Comparison):
         if seconds >= self.settings.longest_build:
             self.figures.skipped[f"HNSW of {size:,} items"] = f"it would take about {seconds / 60:.0f} minutes to build"
         named = {method for method, _ in self.methods(size, 1)}
-        self.peers = {name: self.build(name, size) for name in PEERS if name in named & (missing | {"flat"})}
-        self.truth = self.peers["flat"].search(self.material.asked, K)
+        self.baselines = {name: self.build(name, size) for name in BASELINES if name in named & (missing | {"flat"})}
+        self.truth = self.baselines["flat"].search(self.material.asked, K)
         self.queries = [self.query(number) for number in range(self.settings.effort.alone)]
         self.figures.write()
 
-    def build(self, name: str, size: int) -> FaissPeer:
+    def build(self, name: str, size: int) -> FaissBaseline:
         bar = self.progress.add_task(f"{name}: building {size:,} items", total=size)
         vectors = self.material.embeddings[:size].astype(np.float32)
-        peer = build_peer(
+        baseline = build_baseline(
             name,
             vectors,
             packed_bytes(self.sizes),
             added=lambda count: self.progress.advance(bar, count),
         )
         self.progress.remove_task(bar)
-        return peer
+        return baseline
 
     def contenders(
         self, wanted: set[tuple[str, str]], threads: int, batch: int, queries: int
     ) -> dict[tuple[str, str], Contender]:
         found = super().contenders(wanted, threads, batch, queries)
         rounds = self.settings.effort.rounds
-        for name, peer in self.peers.items():
-            peer.threads = threads
+        for name, baseline in self.baselines.items():
+            baseline.threads = threads
             if (name, "") in wanted:
-                found[name, ""] = Contender(in_batches(self.peer_search(peer, batch), queries, batch), rounds)
+                found[name, ""] = Contender(in_batches(self.baseline_search(baseline, batch), queries, batch), rounds)
         if ("encode", "") in wanted:
             run = in_batches(lambda part: self.encode(part.start), queries, 1)
             found["encode", ""] = Contender(run, rounds)
         return found
 
-    def peer_search(self, peer: FaissPeer, batch: int) -> Callable[[slice], np.ndarray]:
+    def baseline_search(self, baseline: FaissBaseline, batch: int) -> Callable[[slice], np.ndarray]:
         import faiss
 
         asked = self.material.asked
         # Comparing vector by vector, or by a matrix product: for a single query it depends on the machine.
-        products_from = ALWAYS if batch > 1 or (peer.name == "flat" and products_are_quicker(peer, asked)) else NEVER
+        products_from = (
+            ALWAYS if batch > 1 or (baseline.name == "flat" and products_are_quicker(baseline, asked)) else NEVER
+        )
 
         def search(part: slice) -> np.ndarray:
             faiss.cvar.distance_compute_blas_threshold = products_from
-            return peer.search(asked[part], K)
+            return baseline.search(asked[part], K)
 
         return search
 
@@ -486,10 +490,10 @@ class MiniComparison(Comparison):
     def worth(self, method: str, target: str) -> tuple[float | None, float | None, float | None]:
         if method == "encode":
             return None, None, None
-        if method in self.peers:
-            peer = self.peers[method]
-            rows = peer.search(self.material.asked, K)
-            return scale.shared(rows, self.truth), peer.bytes_per_item, peer.build_seconds
+        if method in self.baselines:
+            baseline = self.baselines[method]
+            rows = baseline.search(self.material.asked, K)
+            return scale.shared(rows, self.truth), baseline.bytes_per_item, baseline.build_seconds
         _, bytes_per_item, build_seconds = super().worth(method, target)
         if method not in OURS:
             return None, bytes_per_item, build_seconds
@@ -497,7 +501,7 @@ class MiniComparison(Comparison):
         return scale.shared(rows, self.truth), bytes_per_item, build_seconds
 
 
-def products_are_quicker(peer: FaissPeer, asked: np.ndarray) -> bool:
+def products_are_quicker(baseline: FaissBaseline, asked: np.ndarray) -> bool:
     """Whether Faiss searches a single query quicker by a matrix product. Leaves its setting as it was."""
     import faiss
 
@@ -505,7 +509,7 @@ def products_are_quicker(peer: FaissPeer, asked: np.ndarray) -> bool:
     best = []
     for products_from in (NEVER, ALWAYS):
         faiss.cvar.distance_compute_blas_threshold = products_from
-        contender = Contender(lambda: peer.search(asked[:1], K), 1)
+        contender = Contender(lambda: baseline.search(asked[:1], K), 1)
         contender.run()
         contender.turn(TURN)
         best.append(contender.best)

@@ -184,7 +184,7 @@ def train(
 
 @app.command(
     epilog="Example: [bold]genius evaluate data/mbeir --model mini[/bold]\n\n"
-    "Example: [bold]genius evaluate data/mbeir --methods exact,fast,peers --prompts all --out runs/mini[/bold]\n\n"
+    "Example: [bold]genius evaluate data/mbeir --methods exact,fast,baselines --prompts all --out runs/mini[/bold]\n\n"
     "Example: [bold]genius evaluate data/mbeir --setting local --tasks mscoco_task0[/bold] (text to image)\n\n"
     "Interrupted? With --out, the same command goes on where it stopped."
 )
@@ -198,8 +198,8 @@ def evaluate(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Some of exact, exact-kind, fused, generate, rerank, fast, codes, by commas: these unless told. With "
-            "Faiss hnsw, ivfpq, opq, rq too: peers for these four, all for everything.",
+            help="Comma-separated list of exact, exact-modality, fused, generate, rerank, fast, codes (default: all of "
+            "these); with Faiss also hnsw, ivfpq, opq, rq. baselines stands for the last four, all for everything.",
             show_default=False,
         ),
     ] = None,
@@ -218,7 +218,7 @@ def evaluate(
         Path | None, typer.Option(help="Folder for all figures, TREC files and vectors; genius report reads it.")
     ] = None,
 ) -> None:
-    """Measure the recall of exact search, of the three modes and of peers on a benchmark."""
+    """Measure the recall of exact search, of the three modes and of baselines on a benchmark."""
     from genius.data.mbeir import Benchmark
     from genius.evaluation.evaluate import METHODS, SETTINGS, tables
     from genius.evaluation.evaluate import evaluate as run_evaluation
@@ -250,12 +250,12 @@ def _names(listed: str) -> list[str]:
 
 def _methods(listed: str) -> list[str]:
     """Names of methods in the order in which they are shown, groups spelled out."""
-    from genius.evaluation.evaluate import METHODS, PEERS, check_names
+    from genius.evaluation.evaluate import BASELINES, METHODS, check_names
 
-    groups = {"peers": PEERS, "all": METHODS + PEERS}
+    groups = {"baselines": BASELINES, "all": METHODS + BASELINES}
     named = [name for one in _names(listed) for name in groups.get(one, (one,))]
-    check_names(named, METHODS + PEERS, "method")
-    return [method for method in METHODS + PEERS if method in named]
+    check_names(named, METHODS + BASELINES, "method")
+    return [method for method in METHODS + BASELINES if method in named]
 
 
 @app.command(

@@ -39,7 +39,7 @@ from genius.encoders.mini import MiniEncoder
 from genius.errors import BadData, GeniusError
 from genius.evaluation.evaluate import Collection, check_names, score_collection
 from genius.evaluation.id_schemes import SCHEMES, UNDIVIDED, Scheme, make_scheme
-from genius.evaluation.runs import METHODS, SETTINGS, Score, codebook_use
+from genius.evaluation.runs import METHODS, SETTINGS, TaskResult, codebook_use
 from genius.model.decoder import Decoder
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion import Fusion
@@ -379,7 +379,7 @@ def measure(place: Place, rows: Sequence[Row]) -> None:
     collection = Collection(bench.test, np.asarray(vectors.texts), np.asarray(vectors.images), np.empty((0, 0)))
     collection.codes = model.codes(collection.vectors(bench.test.text, bench.test.image))
     use = codebook_use(collection.codes, model.scheme.sizes)
-    done: dict[tuple[Any, ...], list[Score]] = {}
+    done: dict[tuple[Any, ...], list[TaskResult]] = {}
     for row in rows:
         started = time.monotonic()
         key = (row.setting, row.beam, row.methods)
@@ -387,7 +387,7 @@ def measure(place: Place, rows: Sequence[Row]) -> None:
             done[key] = score_collection(model, collection, (row.setting,), row.methods, row.beam, BUDGET, QUIET)
         result = {
             "seconds": round(spent + time.monotonic() - started, 1),
-            "scores": [score.as_dict() for score in done[key]],
+            "results": [score.as_dict() for score in done[key]],
             **means(done[key]),
             "codebooks": use,
         }
@@ -395,7 +395,7 @@ def measure(place: Place, rows: Sequence[Row]) -> None:
         write_atomically(path, lambda p, result=result: p.write_text(json.dumps(result, indent=1) + "\n"))
 
 
-def means(scores: Sequence[Score]) -> dict[str, Any]:
+def means(scores: Sequence[TaskResult]) -> dict[str, Any]:
     """For each method the mean Recall@5 over tasks and its 95 % interval, from those of the tasks."""
     mean, interval = {}, {}
     for method in dict.fromkeys(score.method for score in scores):

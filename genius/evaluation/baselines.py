@@ -1,10 +1,8 @@
-"""The peers: other people's ways to search the same vectors, so that our figures never stand alone.
+"""The baselines: other people's ways to search the same vectors, so that our figures never stand alone.
 
-`build_peer` gives four indexes of Faiss: every vector compared (flat), a graph (HNSW), and two kinds of product
+`build_baseline` gives four indexes of Faiss: every vector compared (flat), a graph (HNSW), and two kinds of product
 quantization (IVF-PQ, OPQ) whose codes take no more bytes an item than ours. `NearestCodes` compares the query with
 every item's own residual codes, without a decoder. All rank by inner product: cosine, for vectors of length one.
-
-Knows vectors in and rows out; knows nothing of models, benchmarks or metrics. Faiss is imported when a peer is built.
 """
 
 import time
@@ -22,7 +20,7 @@ from genius.search.rerank import CodeVectors, top
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-FAISS_PEERS = ("flat", "hnsw", "ivfpq", "opq")
+FAISS_BASELINES = ("flat", "hnsw", "ivfpq", "opq")
 HNSW_LINKS = 32  # to other items, of each item and level; twice as many at the bottom
 HNSW_BUILD, HNSW_SEARCH = 100, 64  # items kept in view while the graph is built, and while it is searched
 TRAINING_POINTS = 32_768  # at most: 128 for each of 256 centroids
@@ -32,7 +30,7 @@ OPQ_ROUNDS = 20
 ROWS_AT_ONCE = 8192
 
 
-class Peer(Protocol):
+class Baseline(Protocol):
     """A collection made ready for search.
 
     bytes_per_item: what an item costs, counted as for our IDs: vectors, links, and codes including the number of the
@@ -49,7 +47,7 @@ class Peer(Protocol):
 
 
 @dataclass
-class FaissPeer:
+class FaissBaseline:
     """A built Faiss index.
 
     What `bytes_per_item` leaves out: row_bytes, an item's row number where the index must keep one; table_bytes, the
@@ -74,7 +72,7 @@ class FaissPeer:
 
 
 class NearestCodes:
-    """The peer `rq`: every item's codes compared with the query, by the cosine of the vector they stand for.
+    """The baseline `rq`: every item's codes compared with the query, by the cosine of the vector they stand for.
 
     codes: (n, levels) integers; codebooks: levels arrays (size, d). Queries are fused vectors, as `Genius.fuse` gives
     them. Codes are held as they were given; the bytes counted are those of the codes packed to whole bits a level.
@@ -106,7 +104,7 @@ def nearest_codes(queries: Floats, codes: ArrayLike, codebooks: Sequence[ArrayLi
     return NearestCodes(codes, codebooks).search(queries, k)
 
 
-def build_peer(
+def build_baseline(
     name: str,
     vectors: Floats,
     budget_bytes: float,
@@ -114,8 +112,8 @@ def build_peer(
     threads: int = 1,
     seed: int = 0,
     added: Callable[[int], object] | None = None,
-) -> FaissPeer:
-    """One of `FAISS_PEERS` over vectors (n, d); equal arguments give equal answers.
+) -> FaissBaseline:
+    """One of `FAISS_BASELINES` over vectors (n, d); equal arguments give equal answers.
 
     budget_bytes: what the codes of ivfpq and opq may take an item; flat and hnsw keep whole vectors and ignore it.
     train: (m, d) vectors that centroids are learned from, `vectors` if None. Where there are few, there are fewer
@@ -123,11 +121,11 @@ def build_peer(
     added: called with the number of items added, block by block.
     """
     items = _checked(vectors, "vectors")
-    if name not in FAISS_PEERS:
+    if name not in FAISS_BASELINES:
         hint = " Make it with NearestCodes(codes, codebooks)." if name == NearestCodes.name else ""
-        raise GeniusError(f"There is no Faiss peer {name!r}; choose one of {', '.join(FAISS_PEERS)}.{hint}")
+        raise GeniusError(f"There is no Faiss baseline {name!r}; choose one of {', '.join(FAISS_BASELINES)}.{hint}")
     if not len(items):
-        raise GeniusError("A peer cannot be built over no vectors. Check the pool: it is empty.")
+        raise GeniusError("A baseline cannot be built over no vectors. Check the pool: it is empty.")
     _check_count(threads, "threads")
     faiss = _faiss()
     points = _training_points(items if train is None else _checked(train, "training vectors", items.shape[1]), seed)
@@ -142,7 +140,7 @@ def build_peer(
                 added(len(block))
         bytes_per_item, row_bytes, table_bytes = measure()
     seconds = time.perf_counter() - start
-    return FaissPeer(name, bytes_per_item, row_bytes, table_bytes, seconds, threads, items.shape[1], index)
+    return FaissBaseline(name, bytes_per_item, row_bytes, table_bytes, seconds, threads, items.shape[1], index)
 
 
 Measure = Callable[[], tuple[float, int, int]]
@@ -235,7 +233,9 @@ def _rounded_up(dim: int, parts: int) -> int:
 def _training_points(points: Floats, seed: int) -> Floats:
     """No more than are needed, drawn by seed; two at least, because half a bit is no code."""
     if not len(points):
-        raise GeniusError("A peer cannot learn from no training vectors. Leave `train` out to learn from the items.")
+        raise GeniusError(
+            "A baseline cannot learn from no training vectors. Leave `train` out to learn from the items."
+        )
     if len(points) > TRAINING_POINTS:
         rows = np.random.default_rng(seed).choice(len(points), TRAINING_POINTS, replace=False)
         return points[np.sort(rows)]
@@ -258,14 +258,16 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise GeniusError('The peers need Faiss. Install it with: pip install "genius-search[baselines]"') from error
+        raise GeniusError(
+            'The baselines need Faiss. Install it with: pip install "genius-search[baselines]"'
+        ) from error
     return faiss
 
 
 def _checked(vectors: ArrayLike, what: str, dim: int | None = None) -> Floats:
     array = np.ascontiguousarray(vectors, np.float32)
     if array.ndim != 2 or not array.shape[1]:
-        raise GeniusError(f"The {what} have shape {array.shape}; a peer needs (n, d), a row for each.")
+        raise GeniusError(f"The {what} have shape {array.shape}; a baseline needs (n, d), a row for each.")
     if dim is not None and array.shape[1] != dim:
         raise GeniusError(f"The {what} have {array.shape[1]} dimensions, the collection has {dim}; use one model.")
     bad = np.flatnonzero(~np.isfinite(array).all(axis=1))

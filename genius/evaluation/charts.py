@@ -23,7 +23,7 @@ COLOURS = {  # name: on a light page, on a dark one
     "soft": ("#74747d", "#9a9aa6"),
     "grid": ("#e3e2dd", "#34343b"),
     "exact": ("#45454d", "#c9c9d2"),
-    "exact-kind": ("#85858f", "#92929e"),
+    "exact-modality": ("#85858f", "#92929e"),
     "fused": ("#94662d", "#d3a56f"),
     "generate": ("#2f6fde", "#7aa7ff"),
     "rerank": ("#0c8a6e", "#4fcfae"),
@@ -35,7 +35,7 @@ COLOURS = {  # name: on a light page, on a dark one
     "rq": ("#a13a3b", "#ef8585"),
 }
 """Charts are drawn in a light page's colours; a page that can be dark replaces them."""
-SQUARES, TRIANGLES = ("exact", "exact-kind", "fused", "flat"), ("hnsw", "ivfpq", "opq", "rq")
+SQUARES, TRIANGLES = ("exact", "exact-modality", "fused", "flat"), ("hnsw", "ivfpq", "opq", "rq")
 OURS = ("generate", "rerank", "fast", "codes")
 MODALITIES = (("image", "#2c9672"), ("text", "#b47330"), ("image + text", "#7f65db"))
 """Pixels cannot change with the page: these colours are seen on light and on dark ones."""

@@ -2,7 +2,7 @@
 
 Two settings: `local`, each task in its own pool, and `global`, all candidates together, where the instruction alone
 says which kind of item is wanted. Recall@k is M-BEIR's: a query counts when any right candidate is among the first k.
-The query's own image is never an answer. Knows nothing of training, of how peers search, or of reports.
+The query's own image is never an answer. Knows nothing of training, of how baselines search, or of reports.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, TaskData, Vocabulary, read_split
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import BadData, BadImage, BadModel, GeniusError
-from genius.evaluation.baselines import FAISS_PEERS, FaissPeer, NearestCodes, build_peer
+from genius.evaluation.baselines import FAISS_BASELINES, FaissBaseline, NearestCodes, build_baseline
 from genius.evaluation.metrics import interval, ndcg, recall, reciprocal_rank
 from genius.evaluation.runs import (
+    BASELINES,
     CUTS,
     METHODS,
-    PEERS,
     PROMPTS,
     SETTINGS,
     Run,
-    Score,
+    TaskResult,
     codebook_use,
     cuts_of,
     headline,
@@ -51,14 +51,14 @@ from genius.model.quantizer import Quantizer
 from genius.search.searcher import Searcher, check_search
 
 __all__ = [
+    "BASELINES",
     "CUTS",
     "METHODS",
-    "PEERS",
     "SETTINGS",
     "Collection",
     "Run",
-    "Score",
     "Searchable",
+    "TaskResult",
     "check_names",
     "codebook_use",
     "cuts_of",
@@ -126,7 +126,7 @@ def score_collection(
     budget: int = 1000,
     console: Console | None = None,
     run: Run | None = None,
-) -> list[Score]:
+) -> list[TaskResult]:
     """Every method on every task in each setting. What `run` has already is taken from there, and the rest is added."""
     _check(model, collection, settings, methods, beam, budget)
     split, scores = collection.split, []
@@ -182,11 +182,11 @@ def _check(
 
 def _check_asked(settings: Sequence[str], methods: Sequence[str], beam: int, budget: int) -> None:
     check_names(settings, SETTINGS, "setting")
-    check_names(methods, METHODS + PEERS, "method")
+    check_names(methods, METHODS + BASELINES, "method")
     check_search(1, "fast", beam, budget)
-    if set(methods) & set(FAISS_PEERS) and find_spec("faiss") is None:
+    if set(methods) & set(FAISS_BASELINES) and find_spec("faiss") is None:
         raise GeniusError(
-            'The peers need Faiss. Install it with: pip install "genius-search[baselines]", or leave them out.'
+            'The baselines need Faiss. Install it with: pip install "genius-search[baselines]", or leave them out.'
         )
 
 
@@ -256,7 +256,7 @@ class _Pool:
         self.model, self.rows, self.beam, self.budget = model, rows, beam, budget
         self.vectors = collection.vectors(collection.split.text[rows], collection.split.image[rows])
         self.codes, self.modality = collection.codes[rows], collection.split.modality[rows]
-        self._peers: dict[str, FaissPeer | NearestCodes] = {}
+        self._baselines: dict[str, FaissBaseline | NearestCodes] = {}
 
     @cached_property
     def embeddings(self) -> np.ndarray:
@@ -276,16 +276,16 @@ class _Pool:
 
     def bytes(self, method: str) -> float:
         vector, codes = 4.0 * self.vectors.image.shape[1], id_bytes(self.model.decoder_runtime.config.sizes)
-        if method in PEERS:
-            return float(self._peer(method).bytes_per_item)
+        if method in BASELINES:
+            return float(self._baseline(method).bytes_per_item)
         kept = {"generate": codes, "codes": codes, "rerank": codes + vector, "fast": codes + vector}
         return kept.get(method, vector)
 
     def rank(self, method: str, wanted: int, k: int) -> Rank:
-        """How a method finds k answers; `wanted` is for exact-kind alone: the others must understand the prompt."""
+        """How a method finds k answers; `wanted` is for exact-modality alone: the others must understand the prompt."""
         if method == "exact":
             return lambda queries: _nearest(queries.embedding(), self.embeddings, k)
-        if method == "exact-kind":
+        if method == "exact-modality":
             rows = np.flatnonzero(self.modality == wanted)
             vectors = self.embeddings[rows]
             return lambda queries: rows[_nearest(queries.embedding(), vectors, k)]
@@ -293,7 +293,7 @@ class _Pool:
             return lambda queries: _nearest(self.model.fuse(queries), self.fused, k)
         if method == "rq":
             return lambda queries: self._found(method, self.model.fuse(queries), k)
-        if method in PEERS:
+        if method in BASELINES:
             return lambda queries: self._found(method, queries.embedding(), k)
         if method == "codes":
             return lambda queries: self._search(self.searcher_by_codes, "fast", queries, k)
@@ -310,19 +310,19 @@ class _Pool:
         return searcher.search(fused, embedding, None, k, mode, self.beam, self.budget).rows
 
     def _found(self, method: str, queries: np.ndarray, k: int) -> np.ndarray:
-        rows: np.ndarray = self._peer(method).search(queries, min(k, len(self.rows)))
+        rows: np.ndarray = self._baseline(method).search(queries, min(k, len(self.rows)))
         return rows
 
-    def _peer(self, method: str) -> FaissPeer | NearestCodes:
-        if method not in self._peers:
-            self._peers[method] = self._build(method)
-        return self._peers[method]
+    def _baseline(self, method: str) -> FaissBaseline | NearestCodes:
+        if method not in self._baselines:
+            self._baselines[method] = self._build(method)
+        return self._baselines[method]
 
-    def _build(self, method: str) -> FaissPeer | NearestCodes:
+    def _build(self, method: str) -> FaissBaseline | NearestCodes:
         if method == "rq" and self.model.quantizer is not None:
             return NearestCodes(self.codes, [book.cpu().numpy() for book in self.model.quantizer.codebooks])
         size = id_bytes(self.model.decoder_runtime.config.sizes)
-        return build_peer(method, self.embeddings, size, threads=torch.get_num_threads())
+        return build_baseline(method, self.embeddings, size, threads=torch.get_num_threads())
 
 
 def _nearest(queries: np.ndarray, candidates: np.ndarray, k: int) -> np.ndarray:
@@ -377,7 +377,7 @@ def _answers(split: SplitData, task: TaskData, pool: np.ndarray, ranked: np.ndar
     return np.take_along_axis(np.where(own, -1, found), order, axis=1)
 
 
-def _score(split: SplitData, task: TaskData, setting: str, method: str, asked: _Asked) -> Score:
+def _score(split: SplitData, task: TaskData, setting: str, method: str, asked: _Asked) -> TaskResult:
     """All figures of one method on one task: means over queries and prompts."""
     query, right_row = _right_pairs(split, task, asked.pool)
     positives = np.bincount(query, minlength=len(task))
@@ -388,11 +388,11 @@ def _score(split: SplitData, task: TaskData, setting: str, method: str, asked: _
     first = np.concatenate([found[:, :5] for found in asked.answers])
     kinds = (split.modality[first] == int(task.task.target_modality))[first >= 0]
     bounds = {cut: interval(values.mean(axis=0)) for cut, values in hits.items()}
-    return Score(
+    return TaskResult(
         setting=setting,
         task=task.task.name,
         dataset=task.task.dataset,
-        kind=f"{task.task.query_modality.label}->{task.task.target_modality.label}",
+        modalities=f"{task.task.query_modality.label}->{task.task.target_modality.label}",
         method=method,
         queries=len(task),
         candidates=len(asked.pool),
@@ -400,7 +400,7 @@ def _score(split: SplitData, task: TaskData, setting: str, method: str, asked: _
         interval={cut: (100 * low, 100 * high) for cut, (low, high) in bounds.items()},
         mrr=float(np.mean([reciprocal_rank(right, 10) for right in rights])),
         ndcg=float(np.mean([ndcg(right, positives, 10) for right in rights])),
-        right_kind=100 * float(kinds.mean()) if len(kinds) else 0.0,
+        right_modality=100 * float(kinds.mean()) if len(kinds) else 0.0,
         seconds=asked.seconds,
         bytes=asked.bytes,
         spread={cut: 100 * float(values.mean(axis=1).std()) for cut, values in hits.items()}
@@ -584,7 +584,7 @@ def evaluate(
     prompts: str = "first",
     out: Path | None = None,
     console: Console | None = None,
-) -> list[Score]:
+) -> list[TaskResult]:
     """Every method on every task of a split, in each setting.
 
     tasks: names such as "mscoco_task0", or how they begin; all unless given. prompts: "first", or "all": the mean over

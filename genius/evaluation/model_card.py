@@ -13,7 +13,7 @@ from torch import nn
 
 from genius.errors import BadData
 from genius.evaluation.report import read_run
-from genius.evaluation.runs import METHODS, PEERS, Score, headline
+from genius.evaluation.runs import BASELINES, METHODS, TaskResult, headline
 from genius.model.genius import Genius
 from genius.model.hub import hub_library
 
@@ -36,7 +36,7 @@ def model_card(model: Genius, name: str, run: str | os.PathLike[str] | None = No
     return "\n\n".join(parts) + "\n"
 
 
-def _measured(model: Genius, folder: Path) -> tuple[dict[str, Any], list[Score]]:
+def _measured(model: Genius, folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
     """What was measured and the scores of a run folder, which must be this model's."""
     found = read_run(folder)
     if found.run is None or not found.scores:
@@ -50,12 +50,12 @@ def _measured(model: Genius, folder: Path) -> tuple[dict[str, Any], list[Score]]
     return found.run, found.scores
 
 
-def _results(run: dict[str, Any], scores: Sequence[Score]) -> list[Any]:
+def _results(run: dict[str, Any], scores: Sequence[TaskResult]) -> list[Any]:
     """Of GENIUS's own methods, in the form in which the hub compares models."""
     return [
         hub_library().EvalResult(
             task_type="retrieval",
-            task_name=f"{score.kind}, {score.setting} pool",
+            task_name=f"{score.modalities}, {score.setting} pool",
             dataset_type=score.dataset,
             dataset_name=f"{score.task} ({score.setting})",
             dataset_split=run.get("split"),
@@ -123,9 +123,9 @@ hits = index.search(Query(text="a cat asleep on a sofa", target="image"), k=10)
 ```"""
 
 
-def _figures(run: dict[str, Any], scores: Sequence[Score]) -> str:
+def _figures(run: dict[str, Any], scores: Sequence[TaskResult]) -> str:
     """A table for each setting: recall of every method on every task."""
-    by_setting: dict[str, list[Score]] = defaultdict(list)
+    by_setting: dict[str, list[TaskResult]] = defaultdict(list)
     for score in scores:
         by_setting[score.setting].append(score)
     limit = run.get("limit")
@@ -137,8 +137,8 @@ def _figures(run: dict[str, Any], scores: Sequence[Score]) -> str:
     return "\n\n".join([head, *(_table(setting, mine) for setting, mine in by_setting.items())])
 
 
-def _table(setting: str, scores: Sequence[Score]) -> str:
-    methods = [method for method in METHODS + PEERS if any(score.method == method for score in scores)]
+def _table(setting: str, scores: Sequence[TaskResult]) -> str:
+    methods = [method for method in METHODS + BASELINES if any(score.method == method for score in scores)]
     return "\n".join(
         [
             f"| {setting} pools | queries | items | " + " | ".join(methods) + " |",
@@ -148,7 +148,7 @@ def _table(setting: str, scores: Sequence[Score]) -> str:
     )
 
 
-def _rows(scores: Sequence[Score], methods: Sequence[str]) -> Iterator[str]:
+def _rows(scores: Sequence[TaskResult], methods: Sequence[str]) -> Iterator[str]:
     found = {(score.task, score.method): score for score in scores}
     for task in dict.fromkeys(score.task for score in scores):
         mine = [found.get((task, method)) for method in methods]

@@ -20,7 +20,7 @@ from rich.console import Console
 from genius.errors import BadData, GeniusError
 from genius.evaluation.charts import COLOURS, Chart, Dot, Share, cloud, code_use, need, shares, short, speeds, trade_off
 from genius.evaluation.report_blocks import Block, Cell, Charts, Heading, Points, Table, Words, html, markdown
-from genius.evaluation.runs import GROUPS, METHODS, PEERS, Score, headline
+from genius.evaluation.runs import BASELINES, GROUPS, METHODS, TaskResult, headline
 
 FORMAT = 1
 PAGE = Path(__file__).parent / "report.html"
@@ -73,8 +73,8 @@ class RunFolder:
     quantized: dict[str, np.ndarray] | None
 
     @property
-    def scores(self) -> list[Score]:
-        return [Score.from_dict(score) for score in self.run["scores"]] if self.run else []
+    def scores(self) -> list[TaskResult]:
+        return [TaskResult.from_dict(score) for score in self.run["results"]] if self.run else []
 
 
 def write_report(runs: Sequence[Path], out: Path, console: Console | None = None) -> None:
@@ -108,7 +108,7 @@ def read_run(path: Path) -> RunFolder:
         raise BadData(f"{path} is not a folder. Name folders that `genius evaluate --out` or `genius ablate` wrote.")
     folder = RunFolder(
         path,
-        _read_json(path / "run.json", "scores", True),
+        _read_json(path / "run.json", "results", True),
         _read_json(path / "scale.json", "rows", False),
         _read_json(path / "ablations.json", "rows", True),
         _read_quantized(path / "quantized.npz"),
@@ -194,8 +194,8 @@ def _missing(folders: list[RunFolder]) -> Iterator[str]:
             yield f"The {SETTINGS[setting].lower()} setting: `genius evaluate DATA --setting {setting} --out RUN`"
         if lacking := [m for m in METHODS if m not in methods]:
             yield f"Search by {_listed(lacking)}: `genius evaluate DATA --methods {','.join(lacking)} --out RUN`"
-        if lacking := [m for m in PEERS if m not in methods]:
-            yield f"The peers {_listed(lacking)}: `genius evaluate DATA --methods {','.join(lacking)} --out RUN`"
+        if lacking := [m for m in BASELINES if m not in methods]:
+            yield f"The baselines {_listed(lacking)}: `genius evaluate DATA --methods {','.join(lacking)} --out RUN`"
         if not any(score.spread for score in scores):
             yield "How much the prompt matters: `genius evaluate DATA --prompts all --out ANOTHER_RUN`"
     if not any(folder.scale and folder.scale["rows"] for folder in folders):
@@ -226,7 +226,7 @@ def _facts(folder: RunFolder) -> Iterator[str]:
                     f"{_listed(ratios)}. In the paper GENIUS has {100 * paper[1] / paper[0]:.0f} % and GENIUS^R "
                     f"{100 * paper[2] / paper[0]:.0f} % of CLIP-SF's recall."
                 )
-        kinds = {m: _plain_mean(scores, m, lambda s: s.right_kind) for m in means}
+        kinds = {m: _plain_mean(scores, m, lambda s: s.right_modality) for m in means}
         if setting == "global" and "exact" in kinds and (mine := [m for m in GROUPS["GENIUS"] if m in kinds]):
             yield (
                 "Universal, answers (of the first five) that have the modality the instruction asks for: "
@@ -273,38 +273,38 @@ def _mean_of(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, max(0.0, value - half), min(100.0, value + half))
 
 
-def _recall(score: Score, cut: int | None = None) -> Estimate:
+def _recall(score: TaskResult, cut: int | None = None) -> Estimate:
     cut = cut or headline(score.dataset)
     return Estimate(score.recall[cut], *score.interval[cut])
 
 
-def _by_setting(scores: list[Score]) -> Iterator[tuple[str, list[Score]]]:
+def _by_setting(scores: list[TaskResult]) -> Iterator[tuple[str, list[TaskResult]]]:
     for setting in SETTINGS:
         if mine := [score for score in scores if score.setting == setting]:
             yield setting, mine
 
 
-def _methods(scores: Iterable[Score]) -> list[str]:
+def _methods(scores: Iterable[TaskResult]) -> list[str]:
     there = {score.method for score in scores}
-    return [method for method in METHODS + PEERS if method in there]
+    return [method for method in METHODS + BASELINES if method in there]
 
 
-def _of(scores: list[Score], method: str) -> list[Score]:
+def _of(scores: list[TaskResult], method: str) -> list[TaskResult]:
     """A method's scores, if it has one on every task: a mean over fewer tasks could not be compared."""
     mine = [score for score in scores if score.method == method]
     return mine if len(mine) == len({score.task for score in scores}) else []
 
 
-def _mean(scores: list[Score], method: str, cut: int | None = None) -> Estimate | None:
+def _mean(scores: list[TaskResult], method: str, cut: int | None = None) -> Estimate | None:
     mine = _of(scores, method)
     return _mean_of([_recall(score, cut) for score in mine]) if mine else None
 
 
-def _plain_mean(scores: list[Score], method: str, value: Callable[[Score], float]) -> float:
+def _plain_mean(scores: list[TaskResult], method: str, value: Callable[[TaskResult], float]) -> float:
     return float(np.mean([value(score) for score in _of(scores, method)]))
 
 
-def _tasks(scores: list[Score]) -> str:
+def _tasks(scores: list[TaskResult]) -> str:
     count = len({score.task for score in scores})
     return "one task" if count == 1 else f"{count} tasks"
 
@@ -326,9 +326,9 @@ def _evaluation(folder: RunFolder) -> Iterator[Block]:
         yield Heading(f"{SETTINGS[setting]}: {pools} (the paper's {table})", 3)
         yield _recall_table(mine)
         yield _details(setting, mine)
-    if any(score.setting == "local" and score.kind == "text->image" for score in scores):
+    if any(score.setting == "local" and score.modalities == "text->image" for score in scores):
         yield Heading("Text to image, one data set at a time (the paper's Table 3)", 3)
-        yield _text_to_image([s for s in scores if s.setting == "local" and s.kind == "text->image"])
+        yield _text_to_image([s for s in scores if s.setting == "local" and s.modalities == "text->image"])
     ratios = _ratios(scores)
     if ratios:
         yield Heading("Ratio to exact search, beside the paper's", 3)
@@ -366,15 +366,15 @@ def _kind_order(kind: str) -> int:
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
-def _recall_table(scores: list[Score]) -> Table:
+def _recall_table(scores: list[TaskResult]) -> Table:
     """Tasks as rows, by kind; methods as columns. Bold: the best but for exact search."""
     methods = _methods(scores)
     by = {(score.task, score.method): score for score in scores}
     table = Table(["task", *methods], [], _over(methods))
-    kinds = sorted(dict.fromkeys(score.kind for score in scores), key=_kind_order)
+    kinds = sorted(dict.fromkeys(score.modalities for score in scores), key=_kind_order)
     for kind in kinds:
         table.rows.append(_kind(kind))
-        for task in dict.fromkeys(score.task for score in scores if score.kind == kind):
+        for task in dict.fromkeys(score.task for score in scores if score.modalities == kind):
             one = next(score for score in scores if score.task == task)
             about = f"R@{headline(one.dataset)}, {one.queries:,} queries, {one.candidates:,} items"
             found = [_recall(by[task, m]) if (task, m) in by else None for m in methods]
@@ -388,7 +388,7 @@ def _recall_table(scores: list[Score]) -> Table:
         table.rows.append([Cell("ratio to exact"), *ratios])
         table.sums = 3
     kinds_found = [
-        Cell(f"{_plain_mean(scores, m, lambda s: s.right_kind):.1f}" if _of(scores, m) else "–") for m in methods
+        Cell(f"{_plain_mean(scores, m, lambda s: s.right_modality):.1f}" if _of(scores, m) else "–") for m in methods
     ]
     table.rows.append([Cell("of the asked modality, %"), *kinds_found])
     return table
@@ -403,16 +403,18 @@ def _marked(methods: list[str], estimates: Sequence[Estimate | None]) -> list[Ce
     ]
 
 
-def _details(setting: str, scores: list[Score]) -> Table:
+def _details(setting: str, scores: list[TaskResult]) -> Table:
     """Everything that was measured, a line for each task and method."""
     cuts = sorted({cut for score in scores for cut in score.recall})
     spread = any(score.spread for score in scores)
     columns = ["task", "method", *(f"R@{cut}" for cut in cuts), "MRR@10", "nDCG@10", "asked modality, %", "ms a query"]
     table = Table(columns + ["spread over prompts"] * spread, [], folded=f"All figures, {SETTINGS[setting].lower()}")
-    for score in sorted(scores, key=lambda s: (_kind_order(s.kind), s.task, (METHODS + PEERS).index(s.method))):
+    for score in sorted(
+        scores, key=lambda s: (_kind_order(s.modalities), s.task, (METHODS + BASELINES).index(s.method))
+    ):
         cells = [Cell(score.task), Cell(score.method)]
         cells += [_cell(_recall(score, cut)) if cut in score.recall else Cell("") for cut in cuts]
-        cells += [Cell(f"{score.mrr:.3f}"), Cell(f"{score.ndcg:.3f}"), Cell(f"{score.right_kind:.1f}")]
+        cells += [Cell(f"{score.mrr:.3f}"), Cell(f"{score.ndcg:.3f}"), Cell(f"{score.right_modality:.1f}")]
         cells.append(Cell(f"{1000 * score.seconds:.2f}"))
         if spread:
             cells.append(Cell(f"{score.spread[headline(score.dataset)]:.2f}" if score.spread else ""))
@@ -424,7 +426,7 @@ def _cell(estimate: Estimate | None) -> Cell:
     return Cell(f"{estimate.value:.1f}", estimate.span) if estimate else Cell("–")
 
 
-def _text_to_image(scores: list[Score]) -> Table:
+def _text_to_image(scores: list[TaskResult]) -> Table:
     datasets = list(dict.fromkeys(score.dataset for score in scores))
     cuts = (1, 5, 10)
     table = Table(
@@ -446,7 +448,7 @@ def _paper_means(setting: str, kind: str | None = None) -> tuple[float, float, f
     return float(exact), float(generate), float(rerank)
 
 
-def _ratios(scores: list[Score]) -> Table | None:
+def _ratios(scores: list[TaskResult]) -> Table | None:
     """Of each kind of task: the ratio of GENIUS's recall to exact search's, ours and the paper's."""
     ours = [method for method in GROUPS["GENIUS"] if any(score.method == method for score in scores)]
     columns = ["kind of task", *ours, "GENIUS", "GENIUS^R"]
@@ -456,9 +458,9 @@ def _ratios(scores: list[Score]) -> Table | None:
         if not exact or not ours:
             continue
         table.rows.append(SETTINGS[setting])
-        kinds = [kind for kind in KINDS if any(score.kind == kind for score in exact.values())]
+        kinds = [kind for kind in KINDS if any(score.modalities == kind for score in exact.values())]
         for kind in [*kinds, None]:
-            tasks = [task for task, score in exact.items() if kind in (None, score.kind)]
+            tasks = [task for task, score in exact.items() if kind in (None, score.modalities)]
             base = float(np.mean([_recall(exact[task]).value for task in tasks]))
             cells = [Cell(_kind(kind) if kind else "all")]
             for method in ours:
@@ -471,7 +473,7 @@ def _ratios(scores: list[Score]) -> Table | None:
     return table if table.rows else None
 
 
-def _means(setting: str, scores: list[Score]) -> Table:
+def _means(setting: str, scores: list[TaskResult]) -> Table:
     """Methods as rows: what each finds, keeps and takes, as means over the tasks."""
     columns = [SETTINGS[setting], "R@1", "R@5", "R@10", "MRR@10", "nDCG@10", "asked modality, %"]
     spread = any(score.spread for score in scores)
@@ -480,7 +482,7 @@ def _means(setting: str, scores: list[Score]) -> Table:
         cells = [Cell(method), *(_cell(_mean(scores, method, cut)) for cut in (1, 5, 10))]
         cells += [Cell(f"{_plain_mean(scores, method, lambda s: s.mrr):.3f}")]
         cells += [Cell(f"{_plain_mean(scores, method, lambda s: s.ndcg):.3f}")]
-        cells += [Cell(f"{_plain_mean(scores, method, lambda s: s.right_kind):.1f}")]
+        cells += [Cell(f"{_plain_mean(scores, method, lambda s: s.right_modality):.1f}")]
         cells += [Cell(_number(_plain_mean(scores, method, lambda s: s.bytes)))]
         cells += [Cell(f"{1000 * _plain_mean(scores, method, lambda s: s.seconds):.2f}")]
         if spread:
@@ -490,7 +492,7 @@ def _means(setting: str, scores: list[Score]) -> Table:
     return table
 
 
-def _storage(model: dict[str, Any], scores: list[Score]) -> Table:
+def _storage(model: dict[str, Any], scores: list[TaskResult]) -> Table:
     bits = math.ceil(math.log2(model["codes_per_level"]))
     table = Table(["kept of an item", "what it is", "bytes", "a million items"], [])
 
@@ -506,7 +508,7 @@ def _storage(model: dict[str, Any], scores: list[Score]) -> Table:
     table.rows.append("what each method keeps")
     about = {
         "exact": "stage-1 vectors",
-        "exact-kind": "stage-1 vectors; only those of the asked modality are compared",
+        "exact-modality": "stage-1 vectors; only those of the asked modality are compared",
         "fused": "fused vectors",
         "generate": "IDs",
         "rerank": "IDs and stage-1 vectors",
@@ -632,7 +634,7 @@ def _paired(pairs: list[tuple[Estimate, Estimate]]) -> Estimate | None:
 
 def _row_scores(row: dict[str, Any], method: str) -> dict[str, Estimate]:
     """task -> Recall@5 of one method, as in all ablations of the paper."""
-    scores = [Score.from_dict(score) for score in row["scores"]]
+    scores = [TaskResult.from_dict(score) for score in row["results"]]
     return {score.task: _recall(score, 5) for score in scores if score.method == method}
 
 
@@ -721,9 +723,9 @@ def _reranking(row: dict[str, Any]) -> str | None:
 # Charts
 
 
-def _trade_offs(scores: list[Score]) -> Iterator[Chart]:
+def _trade_offs(scores: list[TaskResult]) -> Iterator[Chart]:
     """Recall against bytes and against time, a chart for each setting."""
-    costs: list[tuple[str, str, str, Callable[[Score], float]]] = [
+    costs: list[tuple[str, str, str, Callable[[TaskResult], float]]] = [
         ("bytes", "Recall against storage", "bytes an item", lambda score: score.bytes),
         ("time", "Recall against time", "milliseconds a query, asked in batches", lambda score: 1000 * score.seconds),
     ]
@@ -735,7 +737,9 @@ def _trade_offs(scores: list[Score]) -> Iterator[Chart]:
                 if mean and (x := _plain_mean(mine, method, cost)) > 0:
                     dots.append(Dot(method, x, mean.value, mean.low, mean.high))
             if dots:
-                caption = f"Mean over {_tasks(mine)}, 95 % interval. Squares: exact; circles: GENIUS; triangles: peers."
+                caption = (
+                    f"Mean over {_tasks(mine)}, 95 % interval. Squares: exact; circles: GENIUS; triangles: baselines."
+                )
                 full_title = f"{title}, {SETTINGS[setting].lower()}"
                 yield trade_off(f"recall-{name}-{setting}", full_title, axis, dots, caption)
 

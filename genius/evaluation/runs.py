@@ -25,12 +25,12 @@ from genius.data.splits import SplitData, TaskData
 from genius.errors import BadData
 from genius.model.genius import Genius
 
-METHODS = ("exact", "exact-kind", "fused", "generate", "rerank", "fast", "codes")
-"""exact: all stage-1 vectors; exact-kind: those of the asked modality; fused: all fused vectors; the three modes of
+METHODS = ("exact", "exact-modality", "fused", "generate", "rerank", "fast", "codes")
+"""exact: all stage-1 vectors; exact-modality: those of the asked modality; fused: all fused vectors; the three modes of
 search; codes: `fast` where no embeddings are kept."""
-PEERS = ("hnsw", "ivfpq", "opq", "rq")
+BASELINES = ("hnsw", "ivfpq", "opq", "rq")
 """Other people's searches (`genius.evaluation.baselines`), for which Faiss is needed."""
-GROUPS = {"Exact search": METHODS[:3], "GENIUS": METHODS[3:], "Peers": PEERS}
+GROUPS = {"Exact search": METHODS[:3], "GENIUS": METHODS[3:], "Baselines": BASELINES}
 SETTINGS = ("local", "global")
 PROMPTS = ("first", "all")
 CUTS = (1, 5, 10)
@@ -51,11 +51,11 @@ def headline(dataset: str) -> int:
 
 
 @dataclass(frozen=True)
-class Score:
+class TaskResult:
     """One method on one task.
 
-    kind: what is asked with and for, such as "text->image". recall: cut -> %; interval: cut -> its 95 % interval, %.
-    mrr, ndcg: at 10, from 0 to 1. right_kind: how many of the first five answers (%) are of the wanted kind.
+    modalities: of query and target, such as "text->image". recall: cut -> %; interval: cut -> its 95 % interval, %.
+    mrr, ndcg: at 10, from 0 to 1. right_modality: how many of the first five answers (%) are of the wanted kind.
     seconds: of searching, a query, when many are asked at once. bytes: what the method must keep of an item: vectors as
     float32, codes packed. spread: cut -> standard deviation of the recall over the prompts, if more than one was used.
     """
@@ -63,7 +63,7 @@ class Score:
     setting: str
     task: str
     dataset: str
-    kind: str
+    modalities: str
     method: str
     queries: int
     candidates: int
@@ -71,7 +71,7 @@ class Score:
     interval: dict[int, tuple[float, float]]
     mrr: float
     ndcg: float
-    right_kind: float
+    right_modality: float
     seconds: float = field(compare=False)
     bytes: float
     spread: dict[int, float] | None = None
@@ -82,7 +82,7 @@ class Score:
         return made
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Score":
+    def from_dict(cls, values: dict[str, Any]) -> "TaskResult":
         spread = values["spread"]
         return cls(
             **values
@@ -132,10 +132,10 @@ class Run:
         self.folder, self.started = folder, time.monotonic()
         self.facts: dict[str, Any] = {"format": FORMAT, "model": about, **facts}
         self.before = self._go_on()
-        (folder / "scores").mkdir(parents=True, exist_ok=True)
+        (folder / "results").mkdir(parents=True, exist_ok=True)
         self.scores = {}
-        for path in (folder / "scores").glob("*.json"):
-            score = Score.from_dict(json.loads(path.read_text()))
+        for path in (folder / "results").glob("*.json"):
+            score = TaskResult.from_dict(json.loads(path.read_text()))
             self.scores[score.setting, score.task, score.method] = score
         self._write()
 
@@ -162,11 +162,11 @@ class Run:
         self.facts["codebooks"] = there.get("codebooks", [])
         return seconds
 
-    def score(self, setting: str, task: str, method: str) -> Score | None:
+    def score(self, setting: str, task: str, method: str) -> TaskResult | None:
         return self.scores.get((setting, task, method))
 
     def keep(
-        self, score: Score, split: SplitData, task: TaskData, right: np.ndarray, answers: Sequence[np.ndarray]
+        self, score: TaskResult, split: SplitData, task: TaskData, right: np.ndarray, answers: Sequence[np.ndarray]
     ) -> None:
         """Writes the answers, and then the score, which says that all is there.
 
@@ -181,19 +181,20 @@ class Run:
             name = f"{score.task}.{score.method}" + (f".prompt{number}" if number > 1 else "")
             _write(trec / f"{name}.run", _run_lines(split, task, score.method, found))
         name = f"{score.setting}.{score.task}.{score.method}.json"
-        _write(self.folder / "scores" / name, [json.dumps(score.as_dict(), indent=1) + "\n"])
+        _write(self.folder / "results" / name, [json.dumps(score.as_dict(), indent=1) + "\n"])
         self.scores[score.setting, score.task, score.method] = score
         self._write()
 
     def _write(self) -> None:
-        def place(score: Score) -> tuple[int, int, str, int]:
+        def place(score: TaskResult) -> tuple[int, int, str, int]:
             task, number = score.task.rsplit("_task", 1)
-            return SETTINGS.index(score.setting), int(number), task, (METHODS + PEERS).index(score.method)
+            return SETTINGS.index(score.setting), int(number), task, (METHODS + BASELINES).index(score.method)
 
         scores = [score.as_dict() for score in sorted(self.scores.values(), key=place)]
         seconds = round(self.before + time.monotonic() - self.started, 1)
         _write(
-            self.folder / "run.json", [json.dumps(self.facts | {"seconds": seconds, "scores": scores}, indent=1) + "\n"]
+            self.folder / "run.json",
+            [json.dumps(self.facts | {"seconds": seconds, "results": scores}, indent=1) + "\n"],
         )
 
     def load_vectors(self) -> dict[str, np.ndarray]:
@@ -236,23 +237,23 @@ def _write(path: Path, lines: Iterable[str]) -> None:
 # For people
 
 
-def tables(scores: Sequence[Score]) -> Iterator[Table]:
+def tables(scores: Sequence[TaskResult]) -> Iterator[Table]:
     """Tables of recall for each setting, with half the width of its 95 % interval, and means over the tasks.
 
-    Recall is at 5, and at 10 for the data sets of which M-BEIR says so. Peers have a table of their own, beside exact
+    Recall is at 5, and at 10 for the data sets of which M-BEIR says so. Baselines have their own table, beside exact
     search: all methods together are too many for a terminal.
     """
     used = {score.method for score in scores}
-    ours, peers = ([method for method in group if method in used] for group in (METHODS, PEERS))
+    ours, baselines = ([method for method in group if method in used] for group in (METHODS, BASELINES))
     for setting in dict.fromkeys(score.setting for score in scores):
         mine = [score for score in scores if score.setting == setting]
         if ours:
             yield _table(f"Recall@5, %, {setting} pools, ± half the 95 % interval", mine, ours)
-        if peers:
-            yield _table(f"Peers: Recall@5, %, {setting} pools", mine, ["exact"] * ("exact" in used) + peers)
+        if baselines:
+            yield _table(f"Baselines: Recall@5, %, {setting} pools", mine, ["exact"] * ("exact" in used) + baselines)
 
 
-def _table(title: str, scores: Sequence[Score], methods: Sequence[str]) -> Table:
+def _table(title: str, scores: Sequence[TaskResult], methods: Sequence[str]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("task", no_wrap=True)
     for name in methods:
@@ -269,19 +270,19 @@ def _table(title: str, scores: Sequence[Score], methods: Sequence[str]) -> Table
     return table
 
 
-def _cell(score: Score) -> str:
+def _cell(score: TaskResult) -> str:
     cut = headline(score.dataset)
     low, high = score.interval[cut]
     return f"{score.recall[cut]:.1f}\n[dim]±{(high - low) / 2:.1f}[/]"
 
 
-def _summary(columns: list[list[Score]]) -> Iterator[tuple[str, list[str]]]:
+def _summary(columns: list[list[TaskResult]]) -> Iterator[tuple[str, list[str]]]:
     """Rows below the tasks: means over them, method by method."""
 
-    def row(name: str, figure: Callable[[Score], float], form: str) -> tuple[str, list[str]]:
+    def row(name: str, figure: Callable[[TaskResult], float], form: str) -> tuple[str, list[str]]:
         return name, [format(float(np.mean([figure(score) for score in scores])), form) for scores in columns]
 
-    def main_recall(score: Score) -> float:
+    def main_recall(score: TaskResult) -> float:
         return score.recall[headline(score.dataset)]
 
     name, means = row("mean", main_recall, ".1f")
@@ -293,6 +294,6 @@ def _summary(columns: list[list[Score]]) -> Iterator[tuple[str, list[str]]]:
         yield row("spread over prompts", lambda s: s.spread[headline(s.dataset)] if s.spread else 0.0, ".1f")
     yield row("MRR@10", lambda score: score.mrr, ".3f")
     yield row("nDCG@10", lambda score: score.ndcg, ".3f")
-    yield row("right kind, %", lambda score: score.right_kind, ".1f")
+    yield row("right modality, %", lambda score: score.right_modality, ".1f")
     yield row("ms a query", lambda score: 1000 * score.seconds, ".2f")
     yield row("bytes an item", lambda score: score.bytes, ",.4g")

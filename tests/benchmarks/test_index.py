@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import index as benchmark  # noqa: E402
 import index_sources  # noqa: E402
 from figures import BEGIN, END  # noqa: E402
+from index_baselines import HnswBaseline, LanceBaseline  # noqa: E402
 from index_figures import Bar, Figures, bars, sheets, write_page  # noqa: E402
-from index_peers import HnswPeer, LancePeer  # noqa: E402
 from index_sources import Drawn, Mixed  # noqa: E402
 
 from genius import Genius, Index  # noqa: E402
@@ -160,8 +160,8 @@ def test_what_is_measured_is_not_measured_again(
 def test_peers_find_the_nearest(name: str, tmp_path: Path, quiet: Progress) -> None:
     pytest.importorskip("faiss")
     source = TinySource()
-    peer = HnswPeer(1) if name == "hnsw" else LancePeer(tmp_path / "peer.lance", name)
-    values = benchmark.peer_values(peer, source, 300, 0.05, "building", quiet)
+    baseline = HnswBaseline(1) if name == "hnsw" else LanceBaseline(tmp_path / "baseline.lance", name)
+    values = benchmark.baseline_values(baseline, source, 300, 0.05, "building", quiet)
     assert values["found"] > 0.9
     assert values["bytes"] > 4 * DIM
     assert ("delete_seconds" in values) == (name != "hnsw")
@@ -173,7 +173,7 @@ def test_a_peer_that_takes_too_long_is_left_out(tmp_path: Path, quiet: Progress)
     assert benchmark.estimate(figures, "hnsw", 1_000_000) == pytest.approx(60 * 10 * 6 / 5)
     assert benchmark.estimate(figures, "hnsw", 10_000) is None
     sources: Any = None  # nothing is made
-    benchmark.measure_peer(figures, settings(tmp_path, [], []), sources, "hnsw", 5_600_000, quiet)
+    benchmark.measure_baseline(figures, settings(tmp_path, [], []), sources, "hnsw", 5_600_000, quiet)
     assert "about 76 minutes" in Figures.read(figures.path).skipped["Faiss HNSW of 5,600,000 items"]
 
 

@@ -500,7 +500,7 @@ def test_evaluate_prints_tables_and_keeps_a_run(run, bench, tmp_path):
     assert f"genius report {out}" in result.out
     written = json.loads((out / "run.json").read_text())
     assert [written[name] for name in ("beam", "budget", "limit", "prompts", "split")] == [20, 30, 3, "all", "test"]
-    asked = [(s["setting"], s["task"], s["method"]) for s in written["scores"]]
+    asked = [(s["setting"], s["task"], s["method"]) for s in written["results"]]
     tasks, methods = ("shapes_task0", "shapes_task3"), ("exact", "fast")
     assert asked == [(s, t, m) for s in ("local", "global") for t in tasks for m in methods]
 
@@ -508,11 +508,11 @@ def test_evaluate_prints_tables_and_keeps_a_run(run, bench, tmp_path):
 def test_evaluate_in_one_setting_with_groups_of_methods(run, bench, monkeypatch):
     seen = []
     monkeypatch.setattr(genius.evaluation.evaluate, "evaluate", lambda *arguments: seen.append(arguments) or [])
-    for methods in ((), ("--methods", "all"), ("--methods", "rq,peers,exact")):
+    for methods in ((), ("--methods", "all"), ("--methods", "rq,baselines,exact")):
         assert run("evaluate", bench, "--setting", "global", "--split", "val", *methods).status == 0
     assert {(arguments[2], arguments[3]) for arguments in seen} == {("val", ("global",))}
-    ours, peers = genius.evaluation.evaluate.METHODS, genius.evaluation.evaluate.PEERS
-    assert [tuple(arguments[4]) for arguments in seen] == [ours, ours + peers, ("exact", *peers)]
+    ours, baselines = genius.evaluation.evaluate.METHODS, genius.evaluation.evaluate.BASELINES
+    assert [tuple(arguments[4]) for arguments in seen] == [ours, ours + baselines, ("exact", *baselines)]
 
 
 @pytest.mark.parametrize(

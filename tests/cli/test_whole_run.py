@@ -114,7 +114,7 @@ def test_from_a_benchmark_to_a_service(bench: Benchmark, tmp_path: Path) -> None
     assert int(genius("index", "count", index)) == len(bench.global_pool("test"))
 
     genius("evaluate", bench.root, "--model", model, "--out", run, "--tasks", task.name, "--setting", "local")
-    assert (run / "scores" / f"local.{task.name}.fast.json").exists()
+    assert (run / "results" / f"local.{task.name}.fast.json").exists()
 
     words = bench.queries(task, "test")[0].text or "a red thing"
     found = json.loads(genius("search", index, words, "--target", "image", "-k", "5", "--json"))

@@ -19,7 +19,7 @@ from genius.encoders.base import Prepared
 from genius.errors import BadData, GeniusError
 from genius.evaluation import ablations as module
 from genius.evaluation.ablations import Row, Training, ablate, means, read_ablations
-from genius.evaluation.runs import Score
+from genius.evaluation.runs import TaskResult
 from genius.model.genius import Genius
 
 QUIET = Console(quiet=True)
@@ -239,13 +239,13 @@ def test_all_rows_are_measured_and_none_of_them_twice(
     about = {"name": "base", "table": "T", "label": "Base", "paper": {"a": 1.5}, "direction": "reference"}
     assert about.items() <= base.items()
     assert (base["setting"], base["beam"], base["scheme"], base["against"]) == ("global", 5, "modality", None)
-    assert {score["task"] for score in base["scores"]} == {"shapes_task0", "shapes_task3", "shapes_task4"}
-    assert {score["setting"] for score in wide["scores"]} == {"local"}
+    assert {score["task"] for score in base["results"]} == {"shapes_task0", "shapes_task3", "shapes_task4"}
+    assert {score["setting"] for score in wide["results"]} == {"local"}
     assert [level["level"] for level in base["codebooks"]] == [1, 2, 3, 4]
     assert len(results[3]["codebooks"]) == 3  # no modality level
-    exact = [score["recall"]["5"] for score in base["scores"] if score["method"] == "exact"]
+    exact = [score["recall"]["5"] for score in base["results"] if score["method"] == "exact"]
     assert base["mean"]["exact"] == pytest.approx(np.mean(exact))
-    assert base["scores"] == results[2]["scores"]
+    assert base["results"] == results[2]["results"]
 
     arrays = np.load(out / "quantized.npz")
     assert arrays["with"].shape == arrays["without"].shape == (18, DIM)  # every candidate of the test split
@@ -274,9 +274,9 @@ def test_what_is_missing_is_made_without_training_again(
     row_file = next((out / "rows").glob("base-*"))
     row_file.unlink()
     again = run(bench, out, rows=["base"])[0]
-    for score in [*again["scores"], *first["scores"]]:
+    for score in [*again["results"], *first["results"]]:
         score.pop("seconds")
-    assert again["scores"] == first["scores"]
+    assert again["results"] == first["results"]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -295,7 +295,7 @@ def test_a_row_that_changed_is_made_anew(bench: Path, tmp_path: Path) -> None:
 def test_a_folder_holds_ablations_of_one_kind(bench: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(bench, out, rows=["base"], limit=2)
-    assert {score["queries"] for score in json.loads((out / "ablations.json").read_text())["rows"][0]["scores"]} == {2}
+    assert {score["queries"] for score in json.loads((out / "ablations.json").read_text())["rows"][0]["results"]} == {2}
     for other in ({"limit": 3}, {"limit": 2, "model": "other"}, {"limit": 2, "split": "val"}):
         with pytest.raises(BadData, match=r"holds ablations with other data.*--out"):
             run(bench, out, rows=["base"], **other)
@@ -373,9 +373,9 @@ def test_workers_do_the_same_as_one_process(bench: Path, tmp_path: Path, tiny: N
 
 
 def test_the_interval_of_a_mean_is_narrower_than_those_of_its_tasks() -> None:
-    def score(task: str, recall: float, half: float) -> Score:
+    def score(task: str, recall: float, half: float) -> TaskResult:
         span = {5: (recall - half, recall + half)}
-        return Score("local", task, "d", "text->image", "generate", 9, 9, {5: recall}, span, 0, 0, 0, 0, 0)
+        return TaskResult("local", task, "d", "text->image", "generate", 9, 9, {5: recall}, span, 0, 0, 0, 0, 0)
 
     found = means([score("a", 40.0, 6.0), score("b", 60.0, 8.0)])
     assert found["mean"] == {"generate": 50.0}

@@ -1,4 +1,4 @@
-"""The peers against exhaustive search in numpy, their bytes against the budget, and what they do with tiny pools."""
+"""The baselines against exhaustive search in numpy, their bytes against the budget, and tiny pools."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from genius.errors import GeniusError
-from genius.evaluation.baselines import FAISS_PEERS, FaissPeer, NearestCodes, Peer, build_peer, nearest_codes
+from genius.evaluation.baselines import (
+    FAISS_BASELINES,
+    Baseline,
+    FaissBaseline,
+    NearestCodes,
+    build_baseline,
+    nearest_codes,
+)
 
 faiss = pytest.importorskip("faiss")
 
@@ -48,23 +55,23 @@ def _few_rounds() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def peers(_few_rounds: None) -> dict[str, FaissPeer]:
-    return {name: build_peer(name, ITEMS, OURS) for name in FAISS_PEERS}
+def baselines(_few_rounds: None) -> dict[str, FaissBaseline]:
+    return {name: build_baseline(name, ITEMS, OURS) for name in FAISS_BASELINES}
 
 
-def test_flat_is_every_product_sorted(peers: dict[str, FaissPeer]) -> None:
-    np.testing.assert_array_equal(peers["flat"].search(QUERIES, 20), exact(QUERIES, ITEMS, 20))
+def test_flat_is_every_product_sorted(baselines: dict[str, FaissBaseline]) -> None:
+    np.testing.assert_array_equal(baselines["flat"].search(QUERIES, 20), exact(QUERIES, ITEMS, 20))
 
 
 def test_flat_ranks_by_inner_product_not_by_distance() -> None:
     items = np.array([[1, 0], [3, 3], [0, 1]], np.float32)
     query = np.array([[1, 0.1]], np.float32)  # nearest to the first; the largest product is with the second
-    assert build_peer("flat", items, OURS).search(query, 3).tolist() == [[1, 0, 2]]
+    assert build_baseline("flat", items, OURS).search(query, 3).tolist() == [[1, 0, 2]]
 
 
 @pytest.mark.parametrize(("name", "least"), [("hnsw", 0.97), ("ivfpq", 0.5), ("opq", 0.6)])
-def test_most_of_the_nearest_are_found(peers: dict[str, FaissPeer], name: str, least: float) -> None:
-    found = peers[name].search(QUERIES, 10)
+def test_most_of_the_nearest_are_found(baselines: dict[str, FaissBaseline], name: str, least: float) -> None:
+    found = baselines[name].search(QUERIES, 10)
     assert found.dtype == np.int64
     assert shared(found, exact(QUERIES, ITEMS, 10)) >= least
     assert all(len(set(row)) == 10 for row in found.tolist())
@@ -73,7 +80,7 @@ def test_most_of_the_nearest_are_found(peers: dict[str, FaissPeer], name: str, l
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_more_bytes_find_more(name: str) -> None:
     truth = exact(QUERIES, ITEMS, 10)
-    few, many = (shared(build_peer(name, ITEMS, size).search(QUERIES, 10), truth) for size in (3, OURS))
+    few, many = (shared(build_baseline(name, ITEMS, size).search(QUERIES, 10), truth) for size in (3, OURS))
     assert many > few + 0.1
 
 
@@ -81,37 +88,37 @@ def test_more_bytes_find_more(name: str) -> None:
 @pytest.mark.parametrize("budget", [1, 1.5, 2, 7.9, OURS, 13.5, 500])
 @pytest.mark.parametrize("count", [3, 100])
 def test_codes_are_never_above_the_budget(name: str, budget: float, count: int) -> None:
-    peer = build_peer(name, ITEMS[:count], budget)
-    inner = faiss.downcast_index(peer.index.index)
+    baseline = build_baseline(name, ITEMS[:count], budget)
+    inner = faiss.downcast_index(baseline.index.index)
     lists = inner.nlist if name == "ivfpq" else 1
-    assert peer.bytes_per_item == inner.code_size + np.log2(lists) / 8
-    assert 0 < peer.bytes_per_item <= budget
-    assert peer.bytes_per_item > budget - 2 or inner.pq.M == DIM  # near to it, unless every dimension has its code
+    assert baseline.bytes_per_item == inner.code_size + np.log2(lists) / 8
+    assert 0 < baseline.bytes_per_item <= budget
+    assert baseline.bytes_per_item > budget - 2 or inner.pq.M == DIM  # near to it, unless every dimension has its code
 
 
 def test_the_budget_of_our_codes_is_used_up() -> None:
     items = clustered(600, dim=36)
-    assert build_peer("opq", items, OURS).bytes_per_item == 12
-    ivfpq = build_peer("ivfpq", items, OURS)
+    assert build_baseline("opq", items, OURS).bytes_per_item == 12
+    ivfpq = build_baseline("ivfpq", items, OURS)
     assert ivfpq.index.index.ntotal == 600
     assert faiss.downcast_index(ivfpq.index.index).nlist == 16  # 4 bits, which leave 11 whole bytes
     assert ivfpq.bytes_per_item == 11.5
 
 
-def test_bytes_are_what_faiss_keeps(peers: dict[str, FaissPeer]) -> None:
-    for name, peer in peers.items():
-        counted = (peer.bytes_per_item + peer.row_bytes) * len(ITEMS) + peer.table_bytes
+def test_bytes_are_what_faiss_keeps(baselines: dict[str, FaissBaseline]) -> None:
+    for name, baseline in baselines.items():
+        counted = (baseline.bytes_per_item + baseline.row_bytes) * len(ITEMS) + baseline.table_bytes
         # A file holds a few headers more; the number of an item's list is not written, the lists' lengths are.
-        assert len(faiss.serialize_index(peer.index)) == pytest.approx(counted, rel=0.03), name
-    assert peers["flat"].bytes_per_item == 4 * DIM
-    assert peers["hnsw"].bytes_per_item > 4 * DIM + 4 * 64
-    assert peers["ivfpq"].row_bytes == 8
+        assert len(faiss.serialize_index(baseline.index)) == pytest.approx(counted, rel=0.03), name
+    assert baselines["flat"].bytes_per_item == 4 * DIM
+    assert baselines["hnsw"].bytes_per_item > 4 * DIM + 4 * 64
+    assert baselines["ivfpq"].row_bytes == 8
 
 
-@pytest.mark.parametrize("name", FAISS_PEERS)
+@pytest.mark.parametrize("name", FAISS_BASELINES)
 @pytest.mark.parametrize("count", [1, 2, 3, 17])
 def test_tiny_pools_are_found_whole_and_the_rest_is_minus_one(name: str, count: int) -> None:
-    found = build_peer(name, ITEMS[:count], OURS).search(QUERIES, 20)
+    found = build_baseline(name, ITEMS[:count], OURS).search(QUERIES, 20)
     assert found.shape == (len(QUERIES), 20)
     assert (np.sort(found[:, :count], axis=1) == np.arange(count)).all()
     assert (found[:, count:] == -1).all()
@@ -119,48 +126,48 @@ def test_tiny_pools_are_found_whole_and_the_rest_is_minus_one(name: str, count: 
 
 def test_no_more_dimensions_than_items_is_no_trouble_for_opq() -> None:
     items = clustered(40, dim=130)
-    found = build_peer("opq", items, OURS).search(items, 1)
+    found = build_baseline("opq", items, OURS).search(items, 1)
     assert (found[:, 0] == np.arange(40)).mean() > 0.9
 
 
-@pytest.mark.parametrize("name", FAISS_PEERS)
-def test_no_queries_give_no_rows(peers: dict[str, FaissPeer], name: str) -> None:
-    assert peers[name].search(np.zeros((0, DIM), np.float32), 5).shape == (0, 5)
+@pytest.mark.parametrize("name", FAISS_BASELINES)
+def test_no_queries_give_no_rows(baselines: dict[str, FaissBaseline], name: str) -> None:
+    assert baselines[name].search(np.zeros((0, DIM), np.float32), 5).shape == (0, 5)
 
 
-@pytest.mark.parametrize("name", FAISS_PEERS)
-def test_the_same_again(peers: dict[str, FaissPeer], name: str) -> None:
-    again = build_peer(name, ITEMS, OURS)
-    np.testing.assert_array_equal(again.search(QUERIES, 10), peers[name].search(QUERIES, 10))
-    np.testing.assert_array_equal(faiss.serialize_index(again.index), faiss.serialize_index(peers[name].index))
+@pytest.mark.parametrize("name", FAISS_BASELINES)
+def test_the_same_again(baselines: dict[str, FaissBaseline], name: str) -> None:
+    again = build_baseline(name, ITEMS, OURS)
+    np.testing.assert_array_equal(again.search(QUERIES, 10), baselines[name].search(QUERIES, 10))
+    np.testing.assert_array_equal(faiss.serialize_index(again.index), faiss.serialize_index(baselines[name].index))
 
 
 @pytest.mark.parametrize("name", ["hnsw", *QUANTIZED])
-def test_the_seed_is_used(peers: dict[str, FaissPeer], name: str) -> None:
-    other = build_peer(name, ITEMS, OURS, seed=1)
-    assert not np.array_equal(faiss.serialize_index(other.index), faiss.serialize_index(peers[name].index))
+def test_the_seed_is_used(baselines: dict[str, FaissBaseline], name: str) -> None:
+    other = build_baseline(name, ITEMS, OURS, seed=1)
+    assert not np.array_equal(faiss.serialize_index(other.index), faiss.serialize_index(baselines[name].index))
 
 
-def test_a_graph_is_the_same_however_many_threads_search_it(peers: dict[str, FaissPeer]) -> None:
-    two = build_peer("hnsw", ITEMS, OURS, threads=2)
-    np.testing.assert_array_equal(two.search(QUERIES, 10), peers["hnsw"].search(QUERIES, 10))
+def test_a_graph_is_the_same_however_many_threads_search_it(baselines: dict[str, FaissBaseline]) -> None:
+    two = build_baseline("hnsw", ITEMS, OURS, threads=2)
+    np.testing.assert_array_equal(two.search(QUERIES, 10), baselines["hnsw"].search(QUERIES, 10))
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_centroids_are_learned_from_the_training_vectors(peers: dict[str, FaissPeer], name: str) -> None:
+def test_centroids_are_learned_from_the_training_vectors(baselines: dict[str, FaissBaseline], name: str) -> None:
     truth = exact(QUERIES, ITEMS, 10)
     apart = np.random.default_rng(5).standard_normal((300, DIM))
     apart[:, 0] += 5
-    wrong = build_peer(name, ITEMS, OURS, train=unit(apart))
-    assert shared(wrong.search(QUERIES, 10), truth) < shared(peers[name].search(QUERIES, 10), truth)
+    wrong = build_baseline(name, ITEMS, OURS, train=unit(apart))
+    assert shared(wrong.search(QUERIES, 10), truth) < shared(baselines[name].search(QUERIES, 10), truth)
 
 
-@pytest.mark.parametrize("name", FAISS_PEERS)
-def test_arguments_are_left_alone_and_may_have_any_layout(peers: dict[str, FaissPeer], name: str) -> None:
+@pytest.mark.parametrize("name", FAISS_BASELINES)
+def test_arguments_are_left_alone_and_may_have_any_layout(baselines: dict[str, FaissBaseline], name: str) -> None:
     items, queries = np.asfortranarray(ITEMS), np.asfortranarray(QUERIES)
     before = items.copy()
-    found = build_peer(name, items, OURS).search(queries, 10)
-    np.testing.assert_array_equal(found, peers[name].search(QUERIES, 10))
+    found = build_baseline(name, items, OURS).search(queries, 10)
+    np.testing.assert_array_equal(found, baselines[name].search(QUERIES, 10))
     np.testing.assert_array_equal(items, before)
 
 
@@ -169,14 +176,14 @@ def test_threads_are_pinned_and_given_back(monkeypatch: pytest.MonkeyPatch) -> N
     calls: list[int] = []
     monkeypatch.setattr(faiss, "omp_get_max_threads", lambda: 7)
     monkeypatch.setattr(faiss, "omp_set_num_threads", calls.append)
-    peer = build_peer("flat", ITEMS, OURS, threads=3)
-    peer.search(QUERIES, 1)
+    baseline = build_baseline("flat", ITEMS, OURS, threads=3)
+    baseline.search(QUERIES, 1)
     assert calls == [3, 7, 3, 7]
     calls.clear()
     with pytest.raises(GeniusError):
-        build_peer("opq", ITEMS, 0.5)
+        build_baseline("opq", ITEMS, 0.5)
     assert calls == [1, 7]  # given back when building fails
-    assert build_peer("hnsw", ITEMS[:50], OURS, threads=3).threads == 3
+    assert build_baseline("hnsw", ITEMS[:50], OURS, threads=3).threads == 3
     assert calls[2:] == [1, 7]
     monkeypatch.undo()
     assert faiss.omp_get_max_threads() == before
@@ -185,14 +192,14 @@ def test_threads_are_pinned_and_given_back(monkeypatch: pytest.MonkeyPatch) -> N
 def test_progress_counts_every_item(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genius.evaluation.baselines.ROWS_AT_ONCE", 250)
     steps: list[int] = []
-    peer = build_peer("flat", ITEMS, OURS, added=steps.append)
+    baseline = build_baseline("flat", ITEMS, OURS, added=steps.append)
     assert steps == [250, 250, 100]
-    np.testing.assert_array_equal(peer.search(QUERIES, 5), exact(QUERIES, ITEMS, 5))
+    np.testing.assert_array_equal(baseline.search(QUERIES, 5), exact(QUERIES, ITEMS, 5))
 
 
 def test_large_training_sets_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genius.evaluation.baselines.TRAINING_POINTS", 100)
-    once, twice = (build_peer("opq", ITEMS, OURS).search(QUERIES, 5) for _ in range(2))
+    once, twice = (build_baseline("opq", ITEMS, OURS).search(QUERIES, 5) for _ in range(2))
     np.testing.assert_array_equal(once, twice)
 
 
@@ -205,8 +212,8 @@ REBUILT = unit(np.array([sum(book[code] for book, code in zip(CODEBOOKS, row, st
 
 
 def test_nearest_codes_are_the_nearest_rebuilt_vectors() -> None:
-    peer: Peer = NearestCodes(CODES, CODEBOOKS)
-    np.testing.assert_array_equal(peer.search(QUERIES, 10), exact(QUERIES, REBUILT, 10))
+    baseline: Baseline = NearestCodes(CODES, CODEBOOKS)
+    np.testing.assert_array_equal(baseline.search(QUERIES, 10), exact(QUERIES, REBUILT, 10))
     np.testing.assert_array_equal(nearest_codes(QUERIES, CODES, CODEBOOKS, 10), exact(QUERIES, REBUILT, 10))
 
 
@@ -237,7 +244,7 @@ def with_nan() -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "vectors", "options", "says"),
     [
-        ("annoy", ITEMS, {}, "There is no Faiss peer 'annoy'; choose one of flat, hnsw"),
+        ("annoy", ITEMS, {}, "There is no Faiss baseline 'annoy'; choose one of flat, hnsw"),
         ("rq", ITEMS, {}, "NearestCodes"),
         ("flat", ITEMS[:0], {}, "it is empty"),
         ("flat", ITEMS[0], {}, "needs \\(n, d\\)"),
@@ -251,17 +258,17 @@ def with_nan() -> np.ndarray:
 )
 def test_what_cannot_be_built_is_refused(name: str, vectors: np.ndarray, options: dict[str, object], says: str) -> None:
     with pytest.raises(GeniusError, match=says):
-        build_peer(name, vectors, **({"budget_bytes": OURS} | options))  # type: ignore[arg-type]
+        build_baseline(name, vectors, **({"budget_bytes": OURS} | options))  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_asked_is_refused(peers: dict[str, FaissPeer]) -> None:
-    for peer in (peers["flat"], NearestCodes(CODES, CODEBOOKS)):
+def test_what_cannot_be_asked_is_refused(baselines: dict[str, FaissBaseline]) -> None:
+    for baseline in (baselines["flat"], NearestCodes(CODES, CODEBOOKS)):
         with pytest.raises(GeniusError, match="k is 0"):
-            peer.search(QUERIES, 0)
+            baseline.search(QUERIES, 0)
         with pytest.raises(GeniusError, match="have 7 dimensions"):
-            peer.search(QUERIES[:, :7], 5)
+            baseline.search(QUERIES[:, :7], 5)
         with pytest.raises(GeniusError, match="Row 3 of the queries"):
-            peer.search(with_nan(), 5)
+            baseline.search(with_nan(), 5)
 
 
 @pytest.mark.parametrize("codes", [CODES[:, :3], CODES.astype(np.float32), CODES[0], CODES + 8])
@@ -272,6 +279,6 @@ def test_codes_of_other_codebooks_are_refused(codes: np.ndarray) -> None:
 
 def test_without_faiss_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(GeniusError, match=r'pip install "genius-search\[peers\]"'):
-        build_peer("flat", ITEMS, OURS)
+    with pytest.raises(GeniusError, match=r'pip install "genius-search\[baselines\]"'):
+        build_baseline("flat", ITEMS, OURS)
     assert NearestCodes(CODES, CODEBOOKS).search(QUERIES, 3).shape == (len(QUERIES), 3)

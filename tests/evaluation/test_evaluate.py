@@ -20,12 +20,12 @@ from genius.data.splits import SplitData, TaskData
 from genius.errors import BadData, BadModel, GeniusError
 from genius.evaluation import evaluate as module
 from genius.evaluation.evaluate import (
+    BASELINES,
     CUTS,
     METHODS,
-    PEERS,
     SETTINGS,
     Collection,
-    Score,
+    TaskResult,
     encode_questions,
     evaluate,
     read_questions,
@@ -52,14 +52,14 @@ def model(bench: Benchmark) -> Genius:
 
 
 @pytest.fixture(scope="module")
-def scores(model: Genius, bench: Benchmark) -> list[Score]:
+def scores(model: Genius, bench: Benchmark) -> list[TaskResult]:
     return evaluate(model, bench, "test", console=QUIET)
 
 
 @dataclass
 class Figures:
     recall: dict[int, float]
-    right_kind: float
+    right_modality: float
     mrr: float
     ndcg: float
 
@@ -67,7 +67,7 @@ class Figures:
 def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: str, split: str = "test") -> Figures:
     """One query after another, every candidate scored and sorted."""
     pool = bench.pool(task, split) if setting == "local" else bench.global_pool(split)
-    if method == "exact-kind":
+    if method == "exact-modality":
         pool = [one for one in pool if one.modality == task.target_modality]
     items = model.encode_items([bench.item(one) for one in pool])
     ids, which = torch.from_numpy(model.codes(items).astype(np.int64)).unique(dim=0, return_inverse=True)
@@ -77,7 +77,7 @@ def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: st
     for query in queries:
         asked = model.encode_queries([bench.query(query)])
         z = torch.from_numpy(model.fuse(asked))
-        if method in ("exact", "exact-kind", "rerank", "fast"):  # the beams hold so small a pool whole
+        if method in ("exact", "exact-modality", "rerank", "fast"):  # the beams hold so small a pool whole
             score = items.embedding() @ asked.embedding()[0]
         elif method == "fused":
             score = model.fuse(items) @ z[0].numpy()
@@ -98,15 +98,15 @@ def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: st
     return Figures(recall, 100 * float(np.mean(kinds)), float(np.mean(places)), float(np.mean(gains)))
 
 
-def check(score: Score, expected: Figures) -> None:
+def check(score: TaskResult, expected: Figures) -> None:
     assert score.recall == pytest.approx(expected.recall), score
-    assert score.right_kind == pytest.approx(expected.right_kind), score
+    assert score.right_modality == pytest.approx(expected.right_modality), score
     assert score.mrr == pytest.approx(expected.mrr), score
     assert score.ndcg == pytest.approx(expected.ndcg), score
 
 
 def test_every_method_and_setting_against_one_query_at_a_time(
-    model: Genius, bench: Benchmark, scores: list[Score]
+    model: Genius, bench: Benchmark, scores: list[TaskResult]
 ) -> None:
     tasks = {task.name: task for task in bench.tasks("test")}
     asked = [(s.setting, s.task, s.method) for s in scores]
@@ -120,24 +120,24 @@ def test_every_method_and_setting_against_one_query_at_a_time(
         assert score.candidates == (6 if score.setting == "local" else 18)
 
 
-def test_the_methods_and_settings_are_not_all_alike(scores: list[Score]) -> None:
+def test_the_methods_and_settings_are_not_all_alike(scores: list[TaskResult]) -> None:
     """Or the comparison above would not have told them apart."""
     by_method = [tuple(s.recall[1] for s in scores if s.method == m) for m in METHODS]
-    assert len({by_method[METHODS.index(m)] for m in ("exact", "exact-kind", "fused", "generate", "codes")}) == 5
+    assert len({by_method[METHODS.index(m)] for m in ("exact", "exact-modality", "fused", "generate", "codes")}) == 5
     local, everywhere = ([s.recall[1] for s in scores if s.setting == setting] for setting in SETTINGS)
     assert local != everywhere
 
 
-def test_in_its_own_pool_every_answer_is_of_the_wanted_kind(scores: list[Score]) -> None:
-    assert {s.right_kind for s in scores if s.setting == "local"} == {100}
-    assert min(s.right_kind for s in scores if s.setting == "global") < 100
-    assert {s.right_kind for s in scores if s.method == "exact-kind"} == {100}
+def test_in_its_own_pool_every_answer_is_of_the_wanted_kind(scores: list[TaskResult]) -> None:
+    assert {s.right_modality for s in scores if s.setting == "local"} == {100}
+    assert min(s.right_modality for s in scores if s.setting == "global") < 100
+    assert {s.right_modality for s in scores if s.method == "exact-modality"} == {100}
 
 
-def test_what_a_method_keeps_of_an_item(scores: list[Score]) -> None:
+def test_what_a_method_keeps_of_an_item(scores: list[TaskResult]) -> None:
     """16 dimensions; 2 bits of modality and three times 3 of meaning."""
     vector, codes = 64, 11 / 8
-    expected = {m: vector for m in ("exact", "exact-kind", "fused")} | {m: codes for m in ("generate", "codes")}
+    expected = {m: vector for m in ("exact", "exact-modality", "fused")} | {m: codes for m in ("generate", "codes")}
     assert {s.method: s.bytes for s in scores} == expected | {m: vector + codes for m in ("rerank", "fast")}
 
 
@@ -176,7 +176,7 @@ class Case:
     def task(self) -> TaskData:
         return self.split.tasks[0]
 
-    def score(self) -> Score:
+    def score(self) -> TaskResult:
         cut = module.cuts_of(self.task.task.dataset)[-1]
         answers = module._answers(self.split, self.task, self.pool, self.ranked, cut)
         asked = module._Asked(self.pool, [answers], 0.0, 1.0)
@@ -221,7 +221,7 @@ def test_scores_against_a_loop(seed: int, queries: int, candidates: int, answers
             kind = Modality.TEXT if case.split.image[row] < 0 else Modality.IMAGE
             kind = Modality.IMAGE_TEXT if kind == Modality.IMAGE and case.split.text[row] >= 0 else kind
             kinds.append(kind == case.task.task.target_modality)
-    assert score.right_kind == pytest.approx(100 * float(np.mean(kinds)) if kinds else 0)
+    assert score.right_modality == pytest.approx(100 * float(np.mean(kinds)) if kinds else 0)
 
 
 def test_fashion_data_sets_are_measured_at_20_and_50_too() -> None:
@@ -250,7 +250,7 @@ def test_answers_beyond_the_last_cut_make_up_for_own_images(model: Genius, bench
     assert scores[0].recall == pytest.approx(expected.recall)
 
 
-def test_a_limit_takes_some_queries_of_each_task(model: Genius, bench: Benchmark, scores: list[Score]) -> None:
+def test_a_limit_takes_some_queries_of_each_task(model: Genius, bench: Benchmark, scores: list[TaskResult]) -> None:
     few = evaluate(model, bench, limit=2, settings=("local",), methods=("exact",), console=QUIET)
     assert [s.queries for s in few] == [2] * 8
     assert [s.candidates for s in few] == [6] * 8
@@ -341,8 +341,8 @@ def test_tasks_are_chosen_by_name_or_beginning(bench: Benchmark) -> None:
 def test_peers_on_the_same_vectors(model: Genius, bench: Benchmark) -> None:
     pytest.importorskip("faiss")
     task = Task(DATASET, 4)
-    scores = evaluate(model, bench, tasks=[task.name], methods=(*METHODS, *PEERS), console=QUIET)
-    assert [s.method for s in scores] == [*METHODS, *PEERS] * 2
+    scores = evaluate(model, bench, tasks=[task.name], methods=(*METHODS, *BASELINES), console=QUIET)
+    assert [s.method for s in scores] == [*METHODS, *BASELINES] * 2
     for score in scores:
         if score.method == "hnsw":  # in so small a pool a graph misses nothing
             check(score, slowly(model, bench, task, score.setting, "exact"))
@@ -350,7 +350,7 @@ def test_peers_on_the_same_vectors(model: Genius, bench: Benchmark) -> None:
         elif score.method == "rq":
             check(score, slowly(model, bench, task, score.setting, "rq"))
             assert score.bytes == 11 / 8
-        elif score.method in PEERS:
+        elif score.method in BASELINES:
             assert score.bytes <= 11 / 8
 
 
@@ -362,7 +362,7 @@ def test_without_faiss_peers_are_refused_before_anything_is_encoded(
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     monkeypatch.setattr(module, "encode_questions", None)
-    with pytest.raises(GeniusError, match=r"pip install \"genius-search\[peers\]\""):
+    with pytest.raises(GeniusError, match=r"pip install \"genius-search\[baselines\]\""):
         evaluate(model, bench, methods=("exact", "hnsw"), console=QUIET)
 
 
@@ -426,7 +426,7 @@ def test_a_text_without_a_vector_is_named(model: Genius, tmp_path: Path, text: s
 def test_vectors_and_ids_of_another_model_are_refused(model: Genius, bench: Benchmark) -> None:
     made = encode_questions(model, read_questions(bench, "test", tasks=["shapes_task0"]), console=QUIET)
 
-    def scored(changed: Collection, methods: tuple[str, ...] = ("exact",)) -> list[Score]:
+    def scored(changed: Collection, methods: tuple[str, ...] = ("exact",)) -> list[TaskResult]:
         return score_collection(model, changed, methods=methods, console=QUIET)
 
     assert len(scored(made)) == 2

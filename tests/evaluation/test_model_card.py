@@ -10,13 +10,13 @@ from fakes import tiny_model
 
 from genius.errors import BadData
 from genius.evaluation.model_card import model_card
-from genius.evaluation.runs import Score
+from genius.evaluation.runs import TaskResult
 
 
 def score(task: str, method: str, recall: float, setting: str = "local") -> dict[str, Any]:
     dataset = task.split("_")[0]
     cuts = {1: recall / 2, 5: recall, 10: recall + 5}
-    return Score(
+    return TaskResult(
         setting,
         task,
         dataset,
@@ -37,7 +37,7 @@ def score(task: str, method: str, recall: float, setting: str = "local") -> dict
 def write_run(folder: Path, fingerprint: str, scores: list[dict[str, Any]], **facts: Any) -> Path:
     folder.mkdir(exist_ok=True)
     run = {"format": 1, "model": {"fingerprint": fingerprint}, "benchmark": "bench", "split": "test", "limit": None}
-    (folder / "run.json").write_text(json.dumps(run | facts | {"scores": scores}))
+    (folder / "run.json").write_text(json.dumps(run | facts | {"results": scores}))
     return folder
 
 

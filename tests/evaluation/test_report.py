@@ -25,7 +25,7 @@ def score(
         "setting": setting,
         "task": task[0],
         "dataset": task[1],
-        "kind": task[2],
+        "modalities": task[2],
         "method": method,
         "queries": 1234,
         "candidates": 5678,
@@ -33,7 +33,7 @@ def score(
         "interval": {str(cut): [value - half, value + half] for cut, value in values.items()},
         "mrr": 0.41,
         "ndcg": 0.52,
-        "right_kind": 100.0 if setting == "local" or method != "exact" else 88.5,
+        "right_modality": 100.0 if setting == "local" or method != "exact" else 88.5,
         "seconds": 0.0021,
         "bytes": SIZES[method],
         "spread": None if spread is None else {str(cut): spread for cut in cuts},
@@ -51,7 +51,7 @@ def write_run(folder: Path, **changes: Any) -> Path:
     codebooks = [{"level": 1, "used": 100.0, "perplexity": 2.5}]
     codebooks += [{"level": level, "used": 90.0 - level, "perplexity": 100.0 + level} for level in (2, 3, 4)]
     run = {"format": 1, "model": model, "benchmark": "shoes", "split": "test", "beam": 50, "budget": 1000}
-    run |= {"limit": None, "prompts": "first", "seconds": 5.0, "scores": scores, "codebooks": codebooks}
+    run |= {"limit": None, "prompts": "first", "seconds": 5.0, "results": scores, "codebooks": codebooks}
     (folder / "run.json").write_text(json.dumps(run | changes))
     return folder
 
@@ -66,7 +66,7 @@ def ablation(name: str, recall: float, direction: str, half: float = 2.0, **abou
         "direction": direction,
         "against": "whole",
     }
-    row |= {"setting": "global", "beam": 30, "scheme": "modality", "seconds": 1.0, "scores": scores, "codebooks": []}
+    row |= {"setting": "global", "beam": 30, "scheme": "modality", "seconds": 1.0, "results": scores, "codebooks": []}
     return row | {"mean": {"exact": recall, "generate": recall}, "interval": {}} | about
 
 
@@ -198,14 +198,14 @@ def test_papers_figures_give_the_papers_average(setting: str, averages: tuple[fl
 
 def test_a_method_without_all_tasks_has_no_mean(tmp_path: Path, undrawn: None) -> None:
     scores = [score("local", task, "exact", 60) for task in TASKS] + [score("local", TASKS[0], "fast", 99)]
-    _, markdown = made([write_run(tmp_path / "run", scores=scores)], tmp_path)
+    _, markdown = made([write_run(tmp_path / "run", results=scores)], tmp_path)
     assert rows_of(markdown, "mean")[0][2] == "–"
     assert rows_of(markdown, "fashion200k (R@10")[0][2] == "–"
 
 
 def test_spread_over_prompts_is_shown(tmp_path: Path, undrawn: None) -> None:
     scores = [score("local", task, "exact", 60, spread=0.37) for task in TASKS]
-    page, markdown = made([write_run(tmp_path / "run", scores=scores, prompts="all")], tmp_path)
+    page, markdown = made([write_run(tmp_path / "run", results=scores, prompts="all")], tmp_path)
     assert "spread over prompts" in markdown
     assert "| 0.37 |" in markdown
     assert "--prompts all" not in page
@@ -213,7 +213,7 @@ def test_spread_over_prompts_is_shown(tmp_path: Path, undrawn: None) -> None:
 
 def test_missing_parts_are_named_with_their_commands(tmp_path: Path, undrawn: None) -> None:
     scores = [score("local", task, method, 60) for task in TASKS for method in ("exact", "fast")]
-    page, markdown = made([write_run(tmp_path / "run", scores=scores)], tmp_path)
+    page, markdown = made([write_run(tmp_path / "run", results=scores)], tmp_path)
     missing = markdown[markdown.index("## Not in this report") :]
     for command in (
         "genius evaluate DATA --setting global --out RUN",
@@ -278,7 +278,7 @@ def test_verdicts_pair_the_tasks() -> None:
     rows = []
     for name, loss in (("whole", 0), ("changed", 3)):
         scores = [score("global", easy, "generate", 90 - loss, 0.5), score("global", hard, "generate", 10 - loss, 0.5)]
-        rows.append(ablation(name, 50, "harmful", scores=scores))
+        rows.append(ablation(name, 50, "harmful", results=scores))
     verdict = judge(rows[1], {"whole": rows[0]})
     assert verdict.text == "harmful here too"
     assert verdict.difference is not None
@@ -317,7 +317,7 @@ def test_reranking_is_compared_with_the_papers_gain(tmp_path: Path, undrawn: Non
     SIZES["rerank"] = 131.25
     scores = [score("local", t, m, r) for t in TASKS for m, r in (("generate", 40), ("rerank", 47))]
     paper = {"COCO T→I": 60.0, "COCO T→I, R": 70.5}
-    row = ablation("both", 40, "reference", scores=scores, paper=paper, mean={"generate": 40, "rerank": 47})
+    row = ablation("both", 40, "reference", results=scores, paper=paper, mean={"generate": 40, "rerank": 47})
     _, markdown = made([write_ablations(tmp_path / "run", [row])], tmp_path)
     assert "both: re-ranking adds 7.0 points here (interval +5.0 to +9.0), 10.5 in the paper." in markdown
     assert rows_of(markdown, "both")[0][1:3] == ["60.0 (COCO T→I)", "70.5 (COCO T→I)"]
@@ -340,8 +340,8 @@ def test_colours_follow_the_page_and_files_are_drawn_alike(tmp_path: Path) -> No
     ("name", "text", "said"),
     [
         ("run.json", "{", "not whole JSON"),
-        ("run.json", '{"format": 1}', "has no 'scores'"),
-        ("run.json", '{"format": 9, "scores": []}', "format 9"),
+        ("run.json", '{"format": 1}', "has no 'results'"),
+        ("run.json", '{"format": 9, "results": []}', "format 9"),
         ("ablations.json", "[]", "has no 'rows'"),
         ("quantized.npz", "no", "genius ablate"),
         ("notes.txt", "", "holds nothing to report"),
@@ -367,7 +367,7 @@ def test_wrong_arguments_stop_with_a_sentence(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_run_that_has_just_begun_is_reported(tmp_path: Path, undrawn: None) -> None:
-    _, markdown = made([write_run(tmp_path / "run", scores=[], codebooks=[])], tmp_path)
+    _, markdown = made([write_run(tmp_path / "run", results=[], codebooks=[])], tmp_path)
     assert "genius evaluate DATA --out RUN" in markdown
 
 

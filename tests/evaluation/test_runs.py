@@ -14,7 +14,7 @@ from tiny_benchmark import write_tiny_benchmark
 from genius.data.mbeir import Benchmark
 from genius.errors import BadData
 from genius.evaluation import evaluate as evaluation
-from genius.evaluation.evaluate import Score, codebook_use, evaluate, id_bytes
+from genius.evaluation.evaluate import TaskResult, codebook_use, evaluate, id_bytes
 from genius.evaluation.runs import headline, tables
 from genius.model.genius import Genius
 
@@ -32,7 +32,7 @@ def model() -> Genius:
     return tiny_model(seed=4)
 
 
-def measure(model: Genius, bench: Benchmark, out: Path | None, **changes: object) -> list[Score]:
+def measure(model: Genius, bench: Benchmark, out: Path | None, **changes: object) -> list[TaskResult]:
     asked = {"tasks": TASKS, "methods": METHODS, "console": QUIET} | changes
     return evaluate(model, bench, out=out, **asked)  # type: ignore[arg-type]
 
@@ -62,13 +62,13 @@ def test_run_json_says_what_was_measured(folder: Path, model: Genius, bench: Ben
     assert run["seconds"] > 0
     assert [one["level"] for one in run["codebooks"]] == [1, 2, 3, 4]
     assert run["codebooks"][0] == {"level": 1, "used": 100, "perplexity": pytest.approx(3)}
-    assert [Score.from_dict(one) for one in run["scores"]] == measure(model, bench, None)
+    assert [TaskResult.from_dict(one) for one in run["results"]] == measure(model, bench, None)
     assert not list(folder.rglob("*.part*"))
 
 
 def test_trec_eval_reads_the_files_and_finds_the_same_figures(folder: Path) -> None:
-    for one in json.loads((folder / "run.json").read_text())["scores"]:
-        score = Score.from_dict(one)
+    for one in json.loads((folder / "run.json").read_text())["results"]:
+        score = TaskResult.from_dict(one)
         trec = folder / "trec" / score.setting
         with open(trec / f"{score.task}.qrels") as file:
             qrels = pytrec_eval.parse_qrel(file)
@@ -108,8 +108,8 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(
     monkeypatch.setattr(evaluation, "_ask", dying)
     with pytest.raises(KeyboardInterrupt):
         measure(model, bench, tmp_path)
-    assert len(list((tmp_path / "scores").iterdir())) == 2
-    assert len(json.loads((tmp_path / "run.json").read_text())["scores"]) == 2
+    assert len(list((tmp_path / "results").iterdir())) == 2
+    assert len(json.loads((tmp_path / "run.json").read_text())["results"]) == 2
 
     def counting(*arguments):  # type: ignore[no-untyped-def]
         asked.append(arguments)
@@ -139,8 +139,8 @@ def test_a_run_grows_by_tasks_settings_and_methods(
     measure(model, bench, tmp_path, settings=("global",))
     whole = measure(model, bench, tmp_path)
     here, there = (json.loads((run / "run.json").read_text()) for run in (tmp_path, folder))
-    assert [Score.from_dict(one) for one in here["scores"]] == whole
-    assert [Score.from_dict(one) for one in there["scores"]] == whole
+    assert [TaskResult.from_dict(one) for one in here["results"]] == whole
+    assert [TaskResult.from_dict(one) for one in there["results"]] == whole
     assert here["codebooks"] == there["codebooks"]
 
 
@@ -230,11 +230,18 @@ def test_use_of_codebooks() -> None:
     assert second == {"level": 2, "used": 75, "perplexity": pytest.approx(np.exp(1.5 * np.log(2)))}
 
 
-def score(task: str, method: str, recall: float, setting: str = "local", **more: object) -> Score:
-    values = {"dataset": "coco", "kind": "text->image", "queries": 1234, "candidates": 5678, "mrr": 0.5, "ndcg": 0.25}
+def score(task: str, method: str, recall: float, setting: str = "local", **more: object) -> TaskResult:
+    values = {
+        "dataset": "coco",
+        "modalities": "text->image",
+        "queries": 1234,
+        "candidates": 5678,
+        "mrr": 0.5,
+        "ndcg": 0.25,
+    }
     figures = {"recall": {1: 0.0, 5: recall, 10: 99.0}, "interval": {5: (recall - 3, recall + 1), 10: (98.0, 99.0)}}
-    rest = {"right_kind": 100.0, "seconds": 0.002, "bytes": 12.25}
-    return Score(setting=setting, task=task, method=method, **values | figures | rest | more)  # type: ignore[arg-type]
+    rest = {"right_modality": 100.0, "seconds": 0.002, "bytes": 12.25}
+    return TaskResult(setting=setting, task=task, method=method, **values | figures | rest | more)  # type: ignore[arg-type]
 
 
 def cells(table: object) -> list[list[str]]:
@@ -242,11 +249,11 @@ def cells(table: object) -> list[list[str]]:
 
 
 def test_tables_show_intervals_means_ratios_and_what_they_cost() -> None:
-    made = [score("a", "exact", 40), score("a", "fast", 30, right_kind=50.0)]
+    made = [score("a", "exact", 40), score("a", "fast", 30, right_modality=50.0)]
     made += [score("b", "exact", 60), score("b", "fast", 45, seconds=0.004)]
     made += [score("a", method, 10, setting="global") for method in ("exact", "fast")]
     first, second = tables(made)
-    costs = ["MRR@10", "nDCG@10", "right kind, %", "ms a query", "bytes an item"]
+    costs = ["MRR@10", "nDCG@10", "right modality, %", "ms a query", "bytes an item"]
     assert cells(first) == [
         [*(f"{task}\n[dim]1,234 in 5,678[/]" for task in "ab"), "mean", "ratio to exact", *costs],
         ["40.0\n[dim]±2.0[/]", "60.0\n[dim]±2.0[/]", "[bold]50.0[/]", "1.000", *figures("100.0", "2.00")],
@@ -257,13 +264,13 @@ def test_tables_show_intervals_means_ratios_and_what_they_cost() -> None:
 
 
 def test_every_method_is_shown_whole_on_80_columns() -> None:
-    """Peers in a table of their own, with exact search to compare with."""
-    made = [score("visualnews_task0", method, 30) for method in (*evaluation.METHODS, *evaluation.PEERS)]
-    ours, peers = tables(made)
+    """Baselines in a table of their own, with exact search to compare with."""
+    made = [score("visualnews_task0", method, 30) for method in (*evaluation.METHODS, *evaluation.BASELINES)]
+    ours, baselines = tables(made)
     assert [str(column.header).replace("\n", "") for column in ours.columns][1:] == list(evaluation.METHODS)
-    assert [str(column.header) for column in peers.columns][1:] == ["exact", *evaluation.PEERS]
+    assert [str(column.header) for column in baselines.columns][1:] == ["exact", *evaluation.BASELINES]
     shown = io.StringIO()
-    Console(width=80, file=shown).print(ours, peers)
+    Console(width=80, file=shown).print(ours, baselines)
     assert "…" not in shown.getvalue()
     assert shown.getvalue().count("±2.0") == 7 + 5
 

@@ -15,7 +15,7 @@ from genius.evaluation.baselines import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
 K = scale.K
 
 
-class Peer(Protocol):
+class Baseline(Protocol):
     """Another index. Methods that change it take ids as numbers."""
 
     @property
@@ -36,7 +36,7 @@ class Peer(Protocol):
         ...
 
 
-class HnswPeer:
+class HnswBaseline:
     """Faiss, in memory. The graph is made by all threads, so that it is another one every time."""
 
     def __init__(self, threads: int) -> None:
@@ -71,7 +71,7 @@ class HnswPeer:
         return False
 
 
-class LancePeer:
+class LanceBaseline:
     """A Lance dataset of vectors with one of its own vector indexes. What is added later is searched without it."""
 
     def __init__(self, folder: Path, name: str) -> None:
