@@ -253,7 +253,7 @@ class Client:
         return SearchResult(
             hits=_RemoteHits(map(_hit, got["hits"]), self),
             branches=[Branch(tuple(one["codes"]), one["logprob"], one["items"]) for one in tree["branches"]],
-            looked_at=got["looked_at"],
+            looked_at=got["candidates"],
             seconds=dict(got["seconds"]),
         )
 

@@ -43,7 +43,7 @@ SEARCH_ANSWER: dict[str, Any] = {
             "total": 0.0195,
         },
         "batch": 3,
-        "looked_at": 873,
+        "candidates": 873,
         "tree": None,
     }
 }

@@ -259,7 +259,7 @@ class SearchAnswer(BaseModel):
         description="Of the stages queue, prepare, encode, generate, rerank, read; and total."
     )
     batch: int = Field(description="How many queries were encoded together.")
-    looked_at: int = Field(description="How many items were compared.")
+    candidates: int = Field(description="Number of items that were ranked.")
     tree: TreeAnswer | None
 
 

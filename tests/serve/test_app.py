@@ -133,7 +133,7 @@ def test_a_form_is_the_same_search_as_json(client):
         json={"text": "in blue", "k": 3, "explain": True, "ids": form["ids"], "blend": 0.5, "image": STAR},
     )
     assert as_form.status_code == as_json.status_code == 200
-    for part in ("hits", "tree", "looked_at"):
+    for part in ("hits", "tree", "candidates"):
         assert as_form.json()[part] == as_json.json()[part]
     assert len(as_form.json()["hits"]) == 2
 
@@ -151,7 +151,7 @@ def test_an_answer_says_how_it_came_about(client, index):
     assert all(seconds >= 0 for seconds in answer["seconds"].values())
     assert answer["batch"] == 1
     expected = index.answer(Query("a star"), beam=7)
-    assert answer["looked_at"] == expected.looked_at
+    assert answer["candidates"] == expected.looked_at
     tree = answer["tree"]
     assert (tree["levels"], tree["sizes"]) == (len(index.header.sizes), list(index.header.sizes))
     assert [branch["codes"] for branch in tree["branches"]] == [list(branch.codes) for branch in expected.branches]

@@ -321,7 +321,7 @@ def test_timing_and_effort_are_those_of_the_answer(visit: Visit) -> None:
     )
     told = {stage: seconds for stage, seconds in answer["seconds"].items() if stage != "total"}
     assert shown == pytest.approx(told, abs=1e-5)
-    expect(page.locator("#looked-at")).to_contain_text(f"{answer['looked_at']} of {answer['items']} items")
+    expect(page.locator("#looked-at")).to_contain_text(f"{answer['candidates']} of {answer['items']} items")
 
 
 def test_shared_codes_are_beginnings_that_several_results_have(visit: Visit) -> None:

@@ -177,8 +177,8 @@ function effort(answer, query) {
       ),
     ),
   );
-  const share = percent(answer.items ? answer.looked_at / answer.items : 0);
-  const looked = `${count(answer.looked_at)} of ${plural(answer.items, "item")} (${share})`;
+  const share = percent(answer.items ? answer.candidates / answer.items : 0);
+  const looked = `${count(answer.candidates)} of ${plural(answer.items, "item")} (${share})`;
   const together =
     answer.batch > 1
       ? ` It was encoded together with ${plural(answer.batch - 1, "other query", "other queries")}.`

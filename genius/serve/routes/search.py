@@ -132,7 +132,7 @@ def _shown(reply: Reply, served: Served, explain: bool) -> dict[str, Any]:
         "hits": hits,
         "seconds": {stage: round(seconds, 6) for stage, seconds in reply.seconds.items()},
         "batch": reply.batch,
-        "looked_at": reply.looked_at,
+        "candidates": reply.looked_at,
         "tree": _tree(reply, served) if explain else None,
     }
 
