@@ -1,12 +1,8 @@
-"""Images from files, bytes or PIL, as RGB images that are safe to decode.
-
-Knows the ways image files go wrong. Does not know sizes, crops or normalisation: those belong to an encoder.
-"""
+"""Image files: read their bytes and decode them safely to RGB."""
 
 import io
 import os
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -15,82 +11,91 @@ from genius.data.items import ImageSource, printable
 from genius.errors import BadImage
 
 MAX_PIXELS = 64_000_000
-"""An image with more pixels is refused before it is decoded: a small file can claim to fill the memory."""
+"""Images with more pixels are refused before decoding: a small file can claim a size that exhausts the memory."""
+
+MAX_BYTES = 1 << 30
+"""Larger files are refused before reading. `MAX_PIXELS` uncompressed pixels of 16 bytes each still fit."""
 
 MAX_SCANS = 100
-"""A JPEG with more is refused: a small file can ask for hours of decoding."""
+"""JPEG files with more scans are refused: a small file can ask for hours of decoding."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-"""What is tried, by PIL's names. A closed list keeps rarely used, rarely tested parsers away from strangers' files."""
+"""Accepted formats, by their PIL names. Rarely used parsers are rarely tested, so untrusted files must not reach them."""
 
 SUFFIXES = frozenset(
     [".png", ".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif"]
 )
-"""File name endings taken for images when a folder is read."""
+"""Suffixes of the files that a folder reader takes for images."""
 
 _SAVE_AS = "Save it again as PNG, JPEG or WebP."
 
 
-def load_image(source: ImageSource) -> Image.Image:
-    """The image as a new, upright RGB image: first frame (of a PIL image: the current one), transparency on white.
+def image_bytes(source: ImageSource) -> bytes:
+    """Return an image as the bytes of an image file: read from its path, unchanged, or encoded as PNG.
 
-    Raises BadImage with the image's name and what to do, whatever the reason it cannot be read.
+    Raises:
+        BadImage: The file cannot be read, or the PIL image cannot be decoded.
     """
-    if isinstance(source, Image.Image):
-        return _convert(source, "the image")
     if isinstance(source, bytes):
-        return _decode(io.BytesIO(source), "the image (bytes)", head=source[:512], size=len(source))
+        return source
+    if isinstance(source, Image.Image):
+        png = io.BytesIO()
+        load_image(source).save(png, "PNG")
+        return png.getvalue()
     if not isinstance(source, str | os.PathLike):
         raise BadImage(f"An image must be a path, bytes or a PIL image, not {type(source).__name__}.")
-    return _read(os.fsdecode(source))
-
-
-def _read(path: str) -> Image.Image:
+    path = os.fsdecode(source)
     name = printable(path)
     if path.startswith(("http://", "https://")):
-        raise BadImage(f"{name}: images are not fetched from the network. Download it and give the file's path.")
+        raise BadImage(f"{name}: images are not downloaded. Download the image and give the path of the file.")
     try:
         if not Path(path).is_file():
-            what = "this is a folder, not an image" if Path(path).is_dir() else "there is no such file"
-            raise BadImage(f"{name}: {what}. Check the path.")
+            reason = "this is a folder, not an image" if Path(path).is_dir() else "there is no such file"
+            raise BadImage(f"{name}: {reason}. Check the path.")
         with open(path, "rb") as file:
-            head = file.read(512)
-            file.seek(0)
-            return _decode(file, name, head, size=os.fstat(file.fileno()).st_size)
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise BadImage(f"{name}: the file is larger than {MAX_BYTES >> 30} GB. Make the image smaller.")
+            return file.read()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise BadImage(
             f"{name}: the file cannot be opened ({_reason(error)}). Check the path and its permissions."
         ) from error
 
 
-def _decode(file: IO[bytes], name: str, head: bytes, size: int) -> Image.Image:
-    if size == 0:
+def load_image(source: ImageSource, name: str | None = None) -> Image.Image:
+    """Decode an image to a new upright RGB image on a white background.
+
+    Animations give their first frame, PIL images their current one.
+
+    Args:
+        source: Path, file content or PIL image.
+        name: Name of the image in error messages; by default its path.
+
+    Raises:
+        BadImage: The image cannot be decoded. The message has its name and says what to do.
+    """
+    if isinstance(source, Image.Image):
+        return _convert(source, name or "the image")
+    content = image_bytes(source)
+    if name is None:
+        name = "the image (bytes)" if isinstance(source, bytes) else printable(os.fsdecode(source))
+    if not content:
         raise BadImage(f"{name}: the file is empty (0 bytes). Copy or download it again.")
     try:
-        image = Image.open(file, formats=FORMATS)
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImage(f"{name}: {_too_large()}") from error
-    except Exception as error:  # parsers raise many kinds: struct.error, SyntaxError, OverflowError ...
-        raise BadImage(f"{name}: {_what_else(head)}") from error
+    except Exception as error:  # parsers raise many types: struct.error, SyntaxError, OverflowError ...
+        raise BadImage(f"{name}: {_not_an_image(content[:512])}") from error
     with image:
-        if image.format in ("JPEG", "MPO") and _scans(file) > MAX_SCANS:
-            raise BadImage(f"{name}: the image has more than {MAX_SCANS} scans, which none needs. {_SAVE_AS}")
+        # Each scan costs as much as decoding the whole image. The marker cannot occur inside a scan.
+        if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MAX_SCANS:
+            raise BadImage(f"{name}: the JPEG has more than {MAX_SCANS} scans. {_SAVE_AS}")
         return _convert(image, name)
 
 
-def _scans(file: IO[bytes]) -> int:
-    """How often a JPEG file goes over its pixels: each time costs as much as decoding a whole image."""
-    place, count, before = file.tell(), 0, b""
-    file.seek(0)
-    while block := file.read(1 << 20):
-        count += (before + block).count(b"\xff\xda")  # a marker cannot occur within a scan
-        before = block[-1:]
-    file.seek(place)
-    return count
-
-
 def _convert(image: Image.Image, name: str) -> Image.Image:
-    width, height = image.size  # from the header: nothing is decoded yet
+    width, height = image.size  # from the file header: nothing is decoded yet
     if width * height > MAX_PIXELS:
         raise BadImage(f"{name}: {_too_large(width, height)}")
     if width < 1 or height < 1:
@@ -98,22 +103,22 @@ def _convert(image: Image.Image, name: str) -> Image.Image:
     try:
         image.load()
         return _to_rgb(_upright(image))
-    except Exception as error:  # decoders raise many kinds: OSError, SyntaxError, struct.error, EOFError ...
+    except Exception as error:  # decoders raise many types: OSError, SyntaxError, struct.error, EOFError ...
         raise BadImage(
             f"{name}: the image is truncated or damaged ({_reason(error)}). Copy or download it again."
         ) from error
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """A copy, turned as the camera's EXIF note says; a damaged note is no reason to lose the image."""
+    """Return a copy, rotated as its EXIF data says; damaged EXIF data is ignored."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # EXIF parsers raise many kinds
+    except Exception:  # EXIF parsers raise many types
         return image.copy()
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """RGB with full contrast and transparent parts white, whatever the mode."""
+    """Convert any mode to RGB, with full contrast and transparency on white."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         image = _to_grey(image)
     if image.has_transparency_data:
@@ -123,9 +128,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_grey(image: Image.Image) -> Image.Image:
-    """8-bit grey from 16 or 32 bits a pixel. PIL's own conversion clips at 255, which turns most pixels white."""
+    """Convert 16 or 32 bits per pixel to 8-bit grey. PIL clips at 255, which turns most pixels white."""
     values = np.asarray(image, dtype=np.float32)
-    if image.mode.startswith("I;16") or values.max() > 255:  # 32-bit images say nowhere what white is
+    if image.mode.startswith("I;16") or values.max() > 255:  # 32-bit images do not state their white level
         values = values * (255 / max(65535, values.max()))
     return Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
 
@@ -135,13 +140,13 @@ def _too_large(width: int | None = None, height: int | None = None) -> str:
     return f"{size} is more than the limit of {MAX_PIXELS // 1_000_000} megapixels. Make the image smaller."
 
 
-def _what_else(head: bytes) -> str:
+def _not_an_image(head: bytes) -> str:
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith(b"<svg") or (start.startswith((b"<?xml", b"<!doctype", b"<!--")) and b"<svg" in start):
-        return "SVG drawings are not supported. Render it to PNG first."
+        return "SVG drawings are not supported. Convert it to PNG first."
     if start.startswith((b"<!doctype html", b"<html")):
         return "this is a web page, not an image. Download the image itself."
-    return f"this is not an image that can be read, or its beginning is damaged. {_SAVE_AS}"
+    return f"this is not an image of a supported format, or its beginning is damaged. {_SAVE_AS}"
 
 
 def _reason(error: Exception) -> str:

@@ -1,8 +1,4 @@
-"""What is searched (Item), what is asked (Query), and which kind each is (Modality).
-
-Knows the meaning of text, image and instruction. Does not know where items come from, does not open images, and
-knows nothing of vectors or codes.
-"""
+"""Items, queries, and their modalities."""
 
 import json
 import os
@@ -19,7 +15,7 @@ ImageSource = str | os.PathLike[str] | bytes | Image.Image
 
 
 class Modality(IntEnum):
-    """The kind of an item or of a query's content. The value is the item's first code."""
+    """Content of an item or query: image, text, or both. The value is the first code of an item."""
 
     IMAGE = 0
     TEXT = 1
@@ -27,7 +23,7 @@ class Modality(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name M-BEIR uses: "image", "text" or "image,text"."""
+        """M-BEIR's name: "image", "text" or "image,text"."""
         return _LABELS[self]
 
     @overload
@@ -40,12 +36,16 @@ class Modality(IntEnum):
 
     @classmethod
     def parse(cls, value: "Modality | str | None") -> "Modality | None":
-        """The modality a word means: "image", "text", "image,text", "text,image", "pair" ... None stays None."""
+        """Parse a name such as "image", "text", "image,text", "text,image" or "pair". None stays None.
+
+        Raises:
+            BadItem: The value is not the name of a modality.
+        """
         if value is None or isinstance(value, Modality):
             return value
         found = _NAMES.get("".join(value.split()).lower()) if isinstance(value, str) else None
         if found is None:
-            raise BadItem("modality", f'{value!r} is not a kind of item. Use "image", "text" or "image,text".')
+            raise BadItem("modality", f'{value!r} is not a modality. Use "image", "text" or "image,text".')
         return found
 
 
@@ -64,10 +64,10 @@ _INSTRUCTIONS = {
 
 
 def clean_text(text: str | None) -> str:
-    """Text as the text encoders expect it (UniIR's rules).
+    """Normalise a text for the text encoders by UniIR's rules.
 
-    No carriage returns, no outer space or double quotes, a capital first letter, and a full stop unless the text ends
-    in one of `.?!`. Nothing, or nothing but space and quotes, gives "".
+    Removes carriage returns and the white space and double quotes around the text, capitalises the first letter, and
+    adds a full stop if the text does not end in `.`, `?` or `!`. None and blank texts give "".
     """
     text = (text or "").replace("\r", "").strip()
     while text and text != (bare := text.strip('"').strip()):
@@ -80,10 +80,18 @@ def clean_text(text: str | None) -> str:
 
 @dataclass(frozen=True)
 class Item:
-    """Something that can be found: an image, a text, or an image with its text.
+    """An item of a collection: an image, a text, or an image with its text.
 
-    `metadata` holds whatever the caller wants back with a hit; its values must be JSON values.
-    Wrong types raise BadItem here; an item with neither text nor image raises BadItem when its `modality` is asked.
+    An item with neither is valid until its `modality` is read.
+
+    Attributes:
+        id: Item id, unique in an index.
+        text: Text, or None.
+        image: Path, file content or PIL image, or None.
+        metadata: JSON values by name. They are stored with the item, can be filtered by, and are returned with hits.
+
+    Raises:
+        BadItem: A value has the wrong type, is not valid Unicode, or is not JSON.
     """
 
     id: str
@@ -93,19 +101,23 @@ class Item:
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str):
-            raise BadItem(repr(self.id), f"an item id must be a string, not {_kind(self.id)}. Use str(id).")
+            raise BadItem(repr(self.id), f"an item id must be a string, not {_type(self.id)}. Use str(id).")
         if not self.id.strip():
-            raise BadItem(repr(self.id), "an item id must not be empty. Give every item an id of its own.")
+            raise BadItem(repr(self.id), "an item id must not be empty. Give every item its own id.")
         name = printable(self.id)
         if name != self.id:
-            raise BadItem(name, "the id holds characters that are not valid Unicode. Rename the item.")
+            raise BadItem(name, "the id is not valid Unicode. Rename the item.")
         _check_text(name, "text", self.text)
         _check_image(name, self.image)
         _check_metadata(name, self.metadata)
 
     @property
     def modality(self) -> Modality:
-        """Which of text and image the item has; blank text counts as absent."""
+        """Modality of the content; blank text counts as absent.
+
+        Raises:
+            BadItem: The item has neither text nor an image.
+        """
         found = _modality(self.text, self.image)
         if found is None:
             raise BadItem(self.id, "the item has neither text nor an image. Give it at least one of them.")
@@ -114,10 +126,16 @@ class Item:
 
 @dataclass(frozen=True)
 class Query:
-    """A question: text, an image or both, what to do with them, and which kind of item is wanted.
+    """A query: text, an image or both, with an instruction and a target modality.
 
-    instruction: a sentence such as "Find the product photo."; None derives one from `target`, "" uses none at all.
-    target: the wanted kind ("image", "text", "image,text" or a Modality); None leaves it to the model.
+    Attributes:
+        text: Text, or None.
+        image: Path, file content or PIL image, or None.
+        instruction: A sentence such as "Find the product photo."; None derives one from `target`, "" means none.
+        target: Modality of the items to find: "image", "text", "image,text" or a Modality. None allows every modality.
+
+    Raises:
+        BadItem: A value has the wrong type, or there is neither text nor an image.
     """
 
     text: str | None = None
@@ -135,24 +153,24 @@ class Query:
 
     @property
     def modality(self) -> Modality:
-        """Which of text and image the query has; blank text counts as absent, the instruction does not count."""
+        """Modality of the content; blank text counts as absent, the instruction does not count."""
         found = _modality(self.text, self.image)
         assert found is not None  # checked on construction
         return found
 
     @property
     def target_modality(self) -> Modality | None:
-        """The kind of item asked for, or None when any may come."""
+        """`target` as a Modality; None allows every modality."""
         return Modality.parse(self.target)
 
     def prompt(self) -> str:
-        """Instruction and text as the one string the text encoder reads."""
+        """Return instruction and text as one string, the input of the text encoder."""
         instruction = _INSTRUCTIONS[self.target_modality] if self.instruction is None else self.instruction
         return clean_text(f"{clean_text(instruction)} {self.text or ''}")
 
 
 def printable(text: str) -> str:
-    """The text itself, or, where it cannot be written as UTF-8 (odd file names), a form of it that can."""
+    """Return the text with characters that UTF-8 cannot encode (odd file names) escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -163,7 +181,7 @@ def _modality(text: str | None, image: ImageSource | None) -> Modality | None:
     return Modality.TEXT if has_text else None
 
 
-def _kind(value: object) -> str:
+def _type(value: object) -> str:
     return f"{type(value).__name__} ({str(value)[:40]!r})"
 
 
@@ -171,27 +189,35 @@ def _check_text(owner: str, what: str, value: object) -> None:
     if value is None:
         return
     if not isinstance(value, str):
-        raise BadItem(owner, f"the {what} must be a string or None, not {_kind(value)}.")
+        raise BadItem(owner, f"the {what} must be a string or None, not {_type(value)}.")
     if printable(value) != value:
-        raise BadItem(owner, f"the {what} holds characters that are not valid Unicode. Save it as UTF-8.")
+        raise BadItem(owner, f"the {what} is not valid Unicode. Save it as UTF-8.")
 
 
 def _check_image(owner: str, value: object) -> None:
     if value is not None and not isinstance(value, str | os.PathLike | bytes | Image.Image):
-        raise BadItem(owner, f"the image must be a path, bytes, a PIL image or None, not {_kind(value)}.")
+        raise BadItem(owner, f"the image must be a path, bytes, a PIL image or None, not {_type(value)}.")
     if isinstance(value, str) and not value.strip():
         raise BadItem(owner, "the image is an empty path. Use None for an item without an image.")
 
 
 def _check_metadata(owner: str, value: object) -> None:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise BadItem(owner, f"the metadata must be a dict with string keys, not {_kind(value)}.")
-    for key, entry in value.items():
-        if printable(key) != key:
-            raise BadItem(owner, f"the metadata key {printable(key)!r} holds characters that are not valid Unicode.")
-        try:
-            json.dumps(entry, allow_nan=False, ensure_ascii=False).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise BadItem(
-                owner, f"the metadata value {printable(key)!r} cannot be written as JSON ({error})."
-            ) from error
+        raise BadItem(owner, f"the metadata must be a dict with string keys, not {_type(value)}.")
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        for key, entry in value.items():
+            _check_metadata_entry(owner, key, entry)
+        raise BadItem(owner, f"the metadata is not JSON ({error}). Make it less deep.") from error
+
+
+def _check_metadata_entry(owner: str, key: str, value: object) -> None:
+    name = printable(key)
+    if name != key:
+        raise BadItem(owner, f"the metadata key {name!r} is not valid Unicode. Rename it.")
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = f"the metadata value {name!r} is not JSON ({error}). Use strings, numbers, lists and dicts."
+        raise BadItem(owner, reason) from error

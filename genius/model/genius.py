@@ -95,21 +95,29 @@ class Genius:
 
     # From items and queries to vectors
 
-    def prepare(self, item: Item) -> Prepared:
-        """Reads and decodes one item; raises BadItem if that cannot be done. Safe to call from many threads."""
+    def prepare(self, item: Item, image_name: str | None = None) -> Prepared:
+        """Read and decode one item. Safe to call from many threads.
+
+        Args:
+            item: The item to prepare.
+            image_name: Name of the image in error messages; by default its path.
+
+        Raises:
+            BadItem: The item has no content, or its image cannot be decoded.
+        """
         item.modality  # noqa: B018 (raises where there is neither text nor image)
-        return Prepared(self._pixels(item.id, item.image), clean_text(item.text))
+        return Prepared(self._pixels(item.id, item.image, image_name), clean_text(item.text))
 
     def prepare_query(self, query: Query) -> Prepared:
         return Prepared(self._pixels("query", query.image), query.prompt())
 
-    def _pixels(self, name: str, image: Any) -> np.ndarray | None:
+    def _pixels(self, owner: str, image: Any, image_name: str | None = None) -> np.ndarray | None:
         if image is None:
             return None
         try:
-            return self.encoder.pixels(load_image(image))
+            return self.encoder.pixels(load_image(image, image_name))
         except BadImage as error:
-            raise BadItem(name, str(error)) from error
+            raise BadItem(owner, str(error)) from error
 
     def encode(self, prepared: Sequence[Prepared], progress: bool = False) -> Vectors:
         return self.encoder.encode(prepared, progress=progress)

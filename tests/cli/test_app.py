@@ -424,7 +424,7 @@ def test_search_that_finds_nothing_says_so(run, path):
     [
         (["cat", "--mode", "best"], "There is no search mode 'best'. Choose one of generate, rerank, fast."),
         (["cat", "-k", "0"], "k is 0; it must be at least 1."),
-        (["cat", "--target", "video"], "'video' is not a kind of item"),
+        (["cat", "--target", "video"], "'video' is not a modality"),
         ([], "there is neither text nor an image to search with"),
         (["--image", "missing.png"], "missing.png: there is no such file"),
     ],

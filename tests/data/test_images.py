@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius.data.images import MAX_PIXELS, load_image
+from genius.data.images import MAX_PIXELS, image_bytes, load_image
 from genius.errors import BadImage
 
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
@@ -100,7 +100,7 @@ def test_file_that_is_no_image_is_refused_by_name(tmp_path, name, content, words
     [
         ("nowhere/at/all.jpg", "no such file"),
         (Path(__file__).parent, "folder, not an image"),
-        ("https://example.org/cat.jpg", "not fetched from the network"),
+        ("https://example.org/cat.jpg", "not downloaded"),
         ("a\0b.jpg", "cannot be opened|no such file"),
         ("\udc80.jpg", "no such file"),
         (5, "must be a path, bytes or a PIL image"),
@@ -251,3 +251,22 @@ def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded():
     load_image(whole[:-2] + whole[last:-2] * 50 + whole[-2:])
     with pytest.raises(BadImage, match="more than 100 scans"):
         load_image(whole[:-2] + whole[last:-2] * 200 + whole[-2:])
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("genius.data.images.MAX_BYTES", 1 << 10)
+    (tmp_path / "film.jpg").write_bytes(b"\xff\xd8\xff" + bytes(1 << 10))
+    with pytest.raises(BadImage, match=r"film.jpg: the file is larger than"):
+        load_image(tmp_path / "film.jpg")
+
+
+def test_the_bytes_of_an_image_are_those_of_its_file(tmp_path):
+    data = saved(gradient(), "JPEG")
+    (tmp_path / "a.jpg").write_bytes(data)
+    assert image_bytes(tmp_path / "a.jpg") == image_bytes(str(tmp_path / "a.jpg")) == image_bytes(data) == data
+    assert load_image(image_bytes(gradient())).tobytes() == gradient().tobytes()
+
+
+def test_bytes_are_called_by_the_given_name():
+    with pytest.raises(BadImage, match=r"^cat.jpg: the file is empty"):
+        load_image(b"", "cat.jpg")

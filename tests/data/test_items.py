@@ -108,9 +108,9 @@ def test_item_id_must_be_a_real_string(id):
         ({"image": " "}, "empty path"),
         ({"metadata": [1]}, "dict with string keys"),
         ({"metadata": {1: 2}}, "dict with string keys"),
-        ({"metadata": {"price": float("nan")}}, "'price' cannot be written as JSON"),
-        ({"metadata": {"when": object()}}, "'when' cannot be written as JSON"),
-        ({"metadata": {"word": "\ud800"}}, "'word' cannot be written as JSON"),
+        ({"metadata": {"price": float("nan")}}, "'price' is not JSON"),
+        ({"metadata": {"when": object()}}, "'when' is not JSON"),
+        ({"metadata": {"word": "\ud800"}}, "'word' is not JSON"),
     ],
 )
 def test_item_of_wrong_types_is_refused_by_name(wrong, words):

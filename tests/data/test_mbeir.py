@@ -213,7 +213,7 @@ def test_missing_instructions_file_is_named(root):
         ('{"did": "9:1", "txt": "cut o', "not JSON"),
         ('{"txt": "a"}', "the field 'did' is missing"),
         ('{"did": 7, "txt": "a"}', "did is 7, not a string"),
-        ('{"did": "9:1", "txt": "a", "modality": "video"}', "'video' is not a kind"),
+        ('{"did": "9:1", "txt": "a", "modality": "video"}', "'video' is not a modality"),
         ('{"did": "9:1", "txt": null, "img_path": ""}', "neither text nor an image"),
         ('{"did": "9:1", "txt": 5}', "int, not a string"),
         ("[1, 2]", "not a record"),

@@ -209,7 +209,7 @@ class TestJsonl:
             ('{"id": "b", "image": {"bytes": null}}', "neither text nor an image"),
             ('{"id": "b", "image": 5}', "image must be a path"),
             ('{"id": "b", "text": "\\ud800"}', "Unicode"),
-            ('{"id": "b", "text": "a", "price": NaN}', "'price' cannot be written as JSON"),
+            ('{"id": "b", "text": "a", "price": NaN}', "'price' is not JSON"),
             ("[" * 100_000, "not JSON"),
         ],
     )

@@ -148,7 +148,7 @@ def test_an_empty_index_and_one_of_vectors_alone_are_shown_too(tmp_path):
         ("/nowhere/cat.png", "there is no such file"),
         (b"GIF89a, but no more", "not an image|truncated or damaged"),
         (b"", "empty"),
-        ("https://example.com/cat.png", "not fetched from the network"),
+        ("https://example.com/cat.png", "not downloaded"),
         ("zero\0byte", "cannot be opened|no such file"),
     ],
 )
