@@ -20,7 +20,7 @@ MAX_SCANS = 100
 """JPEG files with more scans are refused: a small file can ask for hours of decoding."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-"""Accepted formats, by their PIL names. Rarely used parsers are rarely tested, so untrusted files must not reach them."""
+"""Accepted formats, by their PIL names. Rare parsers are poorly tested, so untrusted files never reach them."""
 
 SUFFIXES = frozenset(
     [".png", ".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif"]
