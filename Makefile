@@ -37,7 +37,7 @@ coverage: browser compiled
 
 # Kernels are compiled when first used. One process compiles them here, so that the test processes find them cached.
 compiled: .venv/.installed-dev
-	@$(PYTEST) tests/model/test_code_assignment.py tests/index/test_answers.py tests/model/test_first_step.py >/dev/null 2>&1 || true
+	@$(PYTEST) tests/index/test_answers.py >/dev/null 2>&1 || true
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

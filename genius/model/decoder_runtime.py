@@ -19,14 +19,12 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.model.decoder import Block, Decoder, RMSNorm
-from genius.model.first_step import Opening
 from genius.runtime.onnx_graph import Graph, Inputs, Shape, session
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 STEPS = 90  # of weights of eight bits, and of bytes to either side of zero: two products of 180 and 90 fit into 16 bits
-FEW = 4  # queries whose search is begun one after the other: with more, ONNX Runtime's threads have enough to do
 
 
 class DecoderRuntime:
@@ -69,11 +67,6 @@ class DecoderRuntime:
         Returns m + 1 log-probabilities: of level 0, ..., m, each (q, w, sizes[level]) and given the codes before it.
         """
         queries, beams, given = codes.shape
-        if queries <= FEW and given == 1 and self._few is not None:
-            first, second, direct, left = self._few(z)
-            state = State([], direct[:, None], left, [], beams, 2)
-            behind = second[np.arange(queries)[:, None], codes[..., 0]]
-            return state, [np.repeat(first[:, None], beams, axis=1), behind]
         tokens = np.zeros((given + 1, beams, queries), np.int64)  # the first one is the start of every ID
         tokens[1:] = (codes + self.row_bounds[:given]).T
         tokens = tokens[: self.written]
@@ -152,11 +145,6 @@ class DecoderRuntime:
         return slice(0, self.config.vocabulary) if self.config.whole_vocabulary else self.decoder.rows(level)
 
     # The networks, each made when it is first needed
-
-    @cached_property
-    def _few(self) -> Opening | None:
-        """What a search for few queries begins with, where the decoder is made for that."""
-        return Opening(self.decoder) if not self.int8 and Opening.fits(self.decoder) else None
 
     @cached_property
     def _opening(self) -> onnxruntime.InferenceSession:

@@ -28,11 +28,10 @@ from genius.encoders.base import Encoder, Prepared, Vectors
 from genius.encoders.loading import load_encoder
 from genius.encoders.model_files import HUB_ID
 from genius.errors import BadImage, BadItem, BadModel, GeniusError
-from genius.model.code_assignment import QuantizerRuntime
 from genius.model.decoder import Decoder, DecoderConfig
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion import Fusion, FusionRuntime
-from genius.model.quantizer import Quantizer, check_finite
+from genius.model.quantizer import Quantizer
 from genius.runtime.threads import over_blocks
 
 FORMAT = 1
@@ -136,10 +135,6 @@ class Genius:
     def _frozen_fusion(self) -> FusionRuntime:
         return FusionRuntime(self.fusion)
 
-    @cached_property
-    def _frozen_quantizer(self) -> QuantizerRuntime:
-        return QuantizerRuntime(self.quantizer)
-
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """(n, d) float32: the fused vectors z, which quantizer and decoder work on."""
         fused = np.empty((len(vectors), self.dim), dtype=np.float32)
@@ -153,25 +148,6 @@ class Genius:
 
     def codes(self, vectors: Vectors) -> np.ndarray:
         """(n, levels) uint16: the IDs of items. The first code is the modality the item has (see `first_code`)."""
-        if self.code_beams > 1:
-            return self._beam_codes(vectors)
-        codes, finite = np.zeros((len(vectors), len(self.sizes)), dtype=np.uint16), np.ones(len(vectors), dtype=bool)
-        fuse, quantize = self._frozen_fusion, self._frozen_quantizer
-
-        def code_block(block: slice) -> None:
-            part = vectors[block]
-            modality = part.modality if self.first_code == "modality" else None
-            fused = fuse(part.image, part.text)
-            finite[block] = np.isfinite(fused).all(axis=1)
-            if finite[block].all():
-                codes[block] = quantize(fused, modality)
-
-        share = -(-len(vectors) // torch.get_num_threads())  # of each thread
-        over_blocks(code_block, len(vectors), min(quantize.rows, max(128, share)))
-        check_finite(torch.from_numpy(finite))
-        return codes
-
-    def _beam_codes(self, vectors: Vectors) -> np.ndarray:
         fused = torch.from_numpy(self.fuse(vectors))
         modality = torch.from_numpy(vectors.modality.astype(np.int64)) if self.first_code == "modality" else None
         return self.quantizer.encode(fused, modality, beams=self.code_beams).numpy().astype(np.uint16)
