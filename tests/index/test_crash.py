@@ -24,7 +24,7 @@ from pathlib import Path
 
 import lance
 import pytest
-from fakes import tiny_model
+from fakes import draw_image, tiny_model
 from processes import PATIENCE, Talk, folder_in_memory, other
 
 from genius.data.items import Item, Query
@@ -66,11 +66,11 @@ def model() -> Genius:
 
 
 def make(id: str, take: int) -> Item:
-    """Texts are unique; some items have a drawn as well, and later takes bring new metadata fields."""
+    """Texts are unique; some items have an image as well, and later takes bring new metadata fields."""
     image = None
     if int(id[1:]) % 5 == 0:
         png = io.BytesIO()
-        image(("red", "green", "blue")[take % 3]).save(png, "PNG")
+        draw_image(("red", "green", "blue")[take % 3]).save(png, "PNG")
         image = png.getvalue()
     return Item(id, f"{id} {id}take{take}", image, {"take": take, f"take {take % 4}": True})
 

@@ -227,7 +227,7 @@ def test_a_kernel_shows_an_index_and_hits_with_their_images(index, tmp_path):
     """The real thing: a notebook run by a kernel in a process of its own."""
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from fakes import tiny_model
 from genius import Index, Query
 index = Index.open({str(index.path)!r}, tiny_model())
