@@ -1,4 +1,4 @@
-"""Model cards: metadata that the hub can read, the figures of the model's own run and no other's."""
+"""Model cards: metadata that the hub can read, the results of the model's own run and no other's."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def metadata(card: str) -> dict[str, Any]:
     return yaml.safe_load(head)
 
 
-def test_a_card_without_figures_says_what_the_model_is() -> None:
+def test_a_card_without_results_says_what_the_model_is() -> None:
     model = tiny_model()
     card = model_card(model, "someone/tiny", license="mit")
     found = metadata(card)
@@ -58,10 +58,10 @@ def test_a_card_without_figures_says_what_the_model_is() -> None:
     assert "3 modality codes, then 3 levels of 8 codes" in card
     parameters = sum(one.numel() for one in model.decoder.parameters())
     assert f"| {parameters:,} |" in card
-    assert "Figures" not in card
+    assert "Results" not in card
 
 
-def test_the_figures_of_a_run_are_in_metadata_and_tables(tmp_path: Path) -> None:
+def test_the_results_of_a_run_are_in_metadata_and_tables(tmp_path: Path) -> None:
     model = tiny_model()
     scores = [
         score("mscoco_task0", "exact", 60.0),
@@ -93,10 +93,10 @@ def test_the_figures_of_a_run_are_in_metadata_and_tables(tmp_path: Path) -> None
 def test_a_limited_run_says_so(tmp_path: Path) -> None:
     model = tiny_model()
     run = write_run(tmp_path / "run", model.fingerprint, [score("mscoco_task0", "fast", 50.0)], limit=100)
-    assert "at most 100 queries of each task" in model_card(model, "someone/tiny", run)
+    assert "at most 100 queries per task" in model_card(model, "someone/tiny", run)
 
 
-def test_the_figures_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_the_results_of_another_model_are_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", tiny_model(1).fingerprint, [score("mscoco_task0", "fast", 50.0)])
     with pytest.raises(BadData, match="another model"):
         model_card(tiny_model(2), "someone/tiny", run)
@@ -104,5 +104,5 @@ def test_the_figures_of_another_model_are_refused(tmp_path: Path) -> None:
 
 def test_a_run_without_scores_is_refused(tmp_path: Path) -> None:
     model = tiny_model()
-    with pytest.raises(BadData, match="no scores"):
+    with pytest.raises(BadData, match="no results"):
         model_card(model, "someone/tiny", write_run(tmp_path / "run", model.fingerprint, []))
