@@ -349,7 +349,7 @@ def apart(heights: dict[str, float], least: float = 1.6) -> dict[str, float]:
 
 
 def colour(method: str) -> str:
-    return COLOURS.get({"published": "rq", "flat": "exact", "encode": "soft"}.get(method, method), COLOURS["ink"])[0]
+    return COLOURS.get({"published": "rq", "flat": "exact", "encode": "exact-modality"}.get(method, method), "#2b2b30")
 
 
 # The page
