@@ -71,8 +71,8 @@ def _sections(folders: Sequence[RunFolder]) -> Iterator[Section]:
             vectors, modality = folder.quantized, folder.quantized["modality"]
             yield Section(
                 "Quantized vectors with and without the contrastive loss (the paper's supplement, Fig. 1)",
-                text="UMAP of test candidates reconstructed from their codes, each chart fitted separately. Where items "
-                "collapse, few distinct vectors are left.",
+                text="UMAP of test candidates reconstructed from their codes, each chart fitted separately. Where "
+                "items collapse, few distinct vectors are left.",
                 charts=[
                     charts.cloud(f"umap-{name}", f"{name.capitalize()} contrastive loss", vectors[name], modality)
                     for name in ("with", "without")
@@ -85,22 +85,22 @@ def _sections(folders: Sequence[RunFolder]) -> Iterator[Section]:
 def _facts(folder: RunFolder) -> Iterator[str]:
     """The main findings, one sentence each."""
     for one in SettingResults.all(folder.results):
-        exact, published = one.mean("exact"), paper.mean_recall(one.setting)
+        exact, (base, generated, reranked) = one.mean("exact"), paper.mean_recall(one.setting)
         means = {method: mean for method in GROUPS["GENIUS"] if (mean := one.mean(method))}
         if not exact or not exact.value or not means:
             continue
         ratios = [f"`{m}` {mean} ({100 * mean.value / exact.value:.0f} % of exact)" for m, mean in means.items()]
         yield (
             f"{one.name}, mean recall over {one.task_count}: exact search {exact}, {_listed(ratios)}. In the paper "
-            f"GENIUS has {100 * published[1] / published[0]:.0f} % and GENIUS^R {100 * published[2] / published[0]:.0f} "
-            "% of CLIP-SF's recall."
+            f"GENIUS has {100 * generated / base:.0f} % and GENIUS^R {100 * reranked / base:.0f} % of CLIP-SF's recall."
         )
     if folder.run:
         model = folder.run["model"]
-        bits = math.ceil(math.log2(model["codes_per_level"]))
+        code = math.ceil(math.log2(model["codes_per_level"]))
         yield (
-            f"Storage per item: an ID takes {model['bytes_per_item']:g} bytes (2 + {model['levels']} × {bits} bits), an "
-            f"embedding {4 * model['dim']:,} ({model['dim']} × 32 bits). In the paper 12.25 (2 + 8 × 12 bits) and 3,072."
+            f"Storage per item: an ID takes {model['bytes_per_item']:g} bytes (2 + {model['levels']} × {code} bits), "
+            f"an embedding {4 * model['dim']:,} ({model['dim']} × 32 bits). In the paper 12.25 (2 + 8 × 12 bits) and "
+            "3,072 (768 × 32 bits)."
         )
     if folder.ablations and (fact := agreement(folder.ablations)):
         yield fact
