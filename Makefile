@@ -46,7 +46,7 @@ lint: .venv/.installed-dev
 	$(BIN)/lint-imports --no-logo
 
 docs: .venv/.installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The page is tested in a real browser. Without one, these tests are skipped.
 browser: .venv/.installed-dev
