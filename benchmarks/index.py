@@ -54,7 +54,7 @@ from genius.cli.console import make_way
 from genius.encoders.base import Vectors
 from genius.errors import GeniusError
 from genius.index.index import Index
-from genius.search.searcher import MODES
+from genius.search.options import MODES
 
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000"
 K = scale.K

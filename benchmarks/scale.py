@@ -34,6 +34,7 @@ from genius import Genius, Query
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
 from genius.evaluation.baselines import build_baseline
+from genius.search.options import SearchOptions
 from genius.search.searcher import Searcher
 
 SIZES = "10000,30000,100000,300000,1000000"
@@ -212,7 +213,7 @@ def measure_fast(
     built = time.perf_counter() - start
     bar = progress.add_task(f"fast: searching {size:,} items", total=None)
     found, spent, disturbed = timed(
-        lambda: searcher.search(model.fuse(queries), asked, k=K, mode="fast", beam=BEAM).rows
+        lambda: searcher.search(model.fuse(queries), asked, None, SearchOptions(k=K, beam=BEAM)).top.rows
     )
     progress.remove_task(bar)
     return Row("fast", size, len(asked) / spent, kept / size, built, shared(found, nearest), disturbed)

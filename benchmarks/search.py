@@ -48,7 +48,8 @@ from genius import Genius, Query
 from genius.errors import GeniusError
 from genius.evaluation.baselines import FaissBaseline, build_baseline
 from genius.search.beam import beam_search
-from genius.search.searcher import DOUBT, Searcher
+from genius.search.options import SearchOptions
+from genius.search.searcher import MIN_MODALITY_RATIO, Searcher
 from genius.search.trie import Trie
 
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000,100000"
@@ -319,12 +320,11 @@ class Comparison:
 
     def our_search(self, mode: str, target: str) -> Callable[[slice], np.ndarray]:
         material, searcher = self.material, self.rounded if target == "int8" else self.searcher
+        options = SearchOptions(k=K, mode=mode, beam=BEAM, budget=BUDGET)
 
         def search(part: slice) -> np.ndarray:
-            wanted = material.modality[part] if target == "given" else None
-            return searcher.search(
-                material.fused[part], material.asked[part], wanted, k=K, mode=mode, beam=BEAM, budget=BUDGET
-            ).rows
+            targets = material.modality[part] if target == "given" else None
+            return searcher.search(material.fused[part], material.asked[part], targets, options).top.rows
 
         return search
 
@@ -385,9 +385,9 @@ class Comparison:
             self.material.fused[:queries],
             BEAM,
             max_items=BUDGET if mode == "fast" else None,
-            modality=self.material.modality[:queries] if given else None,
+            targets=self.material.modality[:queries] if given else None,
             tails=False,
-            doubt=0.0 if mode == "generate" else DOUBT,
+            min_modality_ratio=0.0 if mode == "generate" else MIN_MODALITY_RATIO,
         )
         return [found.level for found in beams]
 

@@ -1,5 +1,3 @@
-"""The LangChain retriever, see `genius.integrations.langchain`."""
+"""The LangChain retriever; see `genius.integrations.langchain`."""
 
-from genius.integrations.langchain import GeniusRetriever
-
-__all__ = ["GeniusRetriever"]
+from genius.integrations.langchain import *  # noqa: F403

@@ -1,5 +1,3 @@
-"""The LlamaIndex retriever, see `genius.integrations.llamaindex`."""
+"""The LlamaIndex retriever; see `genius.integrations.llamaindex`."""
 
-from genius.integrations.llamaindex import GeniusRetriever
-
-__all__ = ["GeniusRetriever"]
+from genius.integrations.llamaindex import *  # noqa: F403

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,8 +23,9 @@ from genius.encoders.base import Vectors
 from genius.errors import BadIndex, BadItem, GeniusError
 from genius.index import ingest as writing
 from genius.index import session as collection
+from genius.index.display import index_html
 from genius.index.session import Version
-from genius.index.snapshot import Snapshot, check_model, reading, scan
+from genius.index.snapshot import Snapshot, check_model, scan
 from genius.index.storage import (
     ITEM_COLUMNS,
     ITEMS,
@@ -36,8 +37,9 @@ from genius.index.storage import (
     row_to_item,
 )
 from genius.model.genius import Genius
-from genius.search.results import AddReport, CodedItem, CodePage, Hit, Hits, SearchKeywords, SearchResult
-from genius.search.searcher import BatchResult, Searcher, TopK, check_search
+from genius.search.options import SearchKeywords, SearchOptions
+from genius.search.results import AddReport, BatchResult, CodedItem, CodePage, Hit, Hits, SearchResult, TopK
+from genius.search.searcher import Searcher
 from genius.search.trie import Trie
 
 if TYPE_CHECKING:
@@ -171,9 +173,7 @@ class Index:
         return isinstance(id, str) and bool(self._collection.read(lambda snapshot: snapshot.records([id], ["id"])))
 
     def _repr_html_(self) -> str:
-        from genius.index.display import index_html
-
-        return index_html(self)
+        return self._collection.read(lambda snapshot: index_html(self.path, snapshot))
 
     def __repr__(self) -> str:
         return f"Index({str(self.path)!r}, {len(self)} items, model {self.header.model!r})"
@@ -308,18 +308,7 @@ class Index:
         if offset < 0:
             raise GeniusError(f"offset is {offset}; it must not be negative.")
 
-        def read(snapshot: Snapshot) -> list[Item]:
-            def rows() -> list[dict[str, Any]]:
-                return snapshot.dataset.to_table(
-                    columns=ITEM_COLUMNS, filter=where, limit=limit, offset=offset
-                ).to_pylist()
-
-            if where is not None:
-                return [row_to_item(row) for row in snapshot.evaluate(where, rows)]
-            with reading(snapshot.dataset):
-                return [row_to_item(row) for row in rows()]
-
-        return self._collection.read(read)
+        return self._collection.read(lambda snapshot: snapshot.items(where, limit, offset))
 
     # Codes
 
@@ -348,92 +337,102 @@ class Index:
             raise GeniusError(f"limit is {limit} and offset {offset}; they must not be negative.")
         return self._collection.read(lambda snapshot: snapshot.browse(pattern, limit, offset))
 
-    @overload
-    def search(self, query: Query, k: int = 10, **options: Unpack[SearchKeywords]) -> Hits: ...
+    # Search
 
     @overload
-    def search(self, query: Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]) -> list[Hits]: ...
+    def search(self, query: Query, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> Hits: ...
+
+    @overload
+    def search(
+        self, query: Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+    ) -> list[Hits]: ...
 
     def search(
-        self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]
+        self, query: Query | Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> Hits | list[Hits]:
-        """The k best items for a query, best first; for a list of queries, a list of such lists.
+        """Find the k best items for a query. A query with a target modality finds only items of that modality.
 
-        A query with a target gets only items of that kind. Options, all with defaults:
-        mode: "generate", "rerank" or "fast"; beam (50), budget (1000) and blend (0): see `Searcher.trace`.
-        ids: only items with one of these ids.
-        where: only items that satisfy this condition: SQL as Lance reads it, over `id`, `text`, `modality` ("image",
-          "text" or "image,text"), the metadata fields, and `metadata`, all of them as JSON. Names that are no plain
-          words go between backticks. A field is text, number or boolean, as the first items that have it decide
-          (`fields` says which), and null where an item has no such value; lists and objects are in `metadata` only.
-        Items that a filter leaves out are never looked at: fewer than k hits come back only when fewer items are left.
+        Args:
+            query: One query, or a list of queries.
+            k: Number of hits per query. Fewer come back only if the index, or the filter, has fewer items.
+            **options: mode, beam, budget, where and ids: see `SearchOptions`. A filter `where` is SQL as Lance reads
+                it, over id, text, modality ("image", "text" or "image,text"), the metadata fields, and metadata, the
+                whole metadata as JSON. Quote field names that are not identifiers with backticks. `fields` lists the
+                fields and their types; the first items that have a field decide its type. A field is null where an
+                item has no such value.
+
+        Returns:
+            Hits, best first; for a list of queries, a list of Hits.
+
+        Raises:
+            GeniusError: An option or the filter is not valid.
         """
         if isinstance(query, Query):
             return self.answer(query, k, **options).hits
-        return [answer.hits for answer in self.answer(query, k, **options)]
+        return [result.hits for result in self.answer(query, k, **options)]
 
     @overload
-    def answer(self, query: Query, k: int = 10, **options: Unpack[SearchKeywords]) -> SearchResult: ...
+    def answer(self, query: Query, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> SearchResult: ...
 
     @overload
-    def answer(self, query: Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]) -> list[SearchResult]: ...
+    def answer(
+        self, query: Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+    ) -> list[SearchResult]: ...
 
     def answer(
-        self, query: Query | Sequence[Query], k: int = 10, **options: Unpack[SearchKeywords]
+        self, query: Query | Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> SearchResult | list[SearchResult]:
-        """Like `search`, and how the hits were found: the beams, how many items were ranked, the time of each stage."""
+        """Like `search`, with the beams, the number of ranked items and the time of each stage."""
+        chosen = SearchOptions(k=k, **options)
         queries = [query] if isinstance(query, Query) else list(query)
-        for asked in queries:
-            if not isinstance(asked, Query):
-                raise GeniusError(f"search takes a Query or a list of them, not {asked!r}. Write Query(text=...).")
-        how, among = _checked(k, **options)
+        for one in queries:
+            if not isinstance(one, Query):
+                raise GeniusError(f"search takes a Query or a list of them, not {one!r}. Write Query(text=...).")
 
         def read(snapshot: Snapshot) -> list[SearchResult]:
-            snapshot.part(*among)  # a bad filter is refused even where nothing is asked
+            snapshot.searcher(chosen.where, chosen.ids)  # refuses a bad filter, also without queries
             if not queries:
                 return []
-            begun = time.perf_counter()
+            started = time.perf_counter()
             vectors = snapshot.model.encode_queries(queries)
-            seconds = {"encode": time.perf_counter() - begun}
-            trace = snapshot.search(vectors, [asked.target_modality for asked in queries], *among, **how)
-            return _answers(snapshot, trace, seconds)
+            encoded = {"encode": time.perf_counter() - started}
+            found = _search(snapshot, vectors, [one.target_modality for one in queries], chosen)
+            return _read_results(snapshot, found, encoded)
 
-        answers = self._collection.read(read)
-        return answers[0] if isinstance(query, Query) else answers
+        results = self._collection.read(read)
+        return results[0] if isinstance(query, Query) else results
 
     def answer_vectors(
         self,
         vectors: Vectors,
-        wanted: Sequence[Modality | None] | None = None,
-        k: int = 10,
+        targets: Sequence[Modality | None] | None = None,
+        k: int = SearchOptions.k,
         **options: Unpack[SearchKeywords],
     ) -> list[SearchResult]:
-        """Like `answer`, for encoded queries. wanted: the kind that each of them asks for."""
-        how, among = _checked(k, **options)
-
-        def read(snapshot: Snapshot) -> list[SearchResult]:
-            return _answers(snapshot, snapshot.search(vectors, wanted, *among, **how), {})
-
-        return self._collection.read(read)
+        """Like `answer`, for encoded queries. targets: the target modality of each."""
+        chosen = SearchOptions(k=k, **options)
+        return self._collection.read(
+            lambda snapshot: _read_results(snapshot, _search(snapshot, vectors, targets, chosen), {})
+        )
 
     def search_vectors(
         self,
         vectors: Vectors,
-        wanted: Sequence[Modality | None] | None = None,
-        k: int = 10,
+        targets: Sequence[Modality | None] | None = None,
+        k: int = SearchOptions.k,
         **options: Unpack[SearchKeywords],
     ) -> TopK:
-        """Like `search`, for encoded queries: rows, which `ids` names, and their scores.
+        """Like `search`, for encoded queries. Returns row numbers, which `ids` turns into item ids, and scores.
 
-        A row's number stays the same for as long as this index is open, until it is deleted, changed or encoded anew.
+        A row keeps its number while this index is open, until the item is deleted, replaced or re-encoded.
         """
-        how, among = _checked(k, **options)
-        return self._collection.read(lambda snapshot: snapshot.search(vectors, wanted, *among, **how).found)
+        chosen = SearchOptions(k=k, **options)
+        return self._collection.read(lambda snapshot: _search(snapshot, vectors, targets, chosen).top)
 
     @property
     def searcher(self) -> Searcher:
-        """What finds rows by codes and embeddings, on the items as they are now."""
-        return self._collection.read(lambda snapshot: snapshot.searched.searcher)
+        """The codes and embeddings in memory, which `search` searches."""
+        return self._collection.read(lambda snapshot: snapshot.searcher())
 
     # Inspection
 
@@ -448,7 +447,7 @@ class Index:
             path=str(self.path),
             items=len(codes),
             modalities={modality.label: kinds[modality.label] for modality in Modality},
-            ids=int((Trie(codes).change < codes.shape[1]).sum()),
+            ids=int((Trie(codes).first_diff_level < codes.shape[1]).sum()),
             fields=metadata_fields(snapshot.dataset, snapshot.header),
             version=snapshot.version,
             bytes=sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file()),
@@ -495,37 +494,42 @@ def _source(model: Genius) -> str | None:
     return os.path.abspath(model.source) if model.source and os.path.isdir(model.source) else model.source
 
 
-def _checked(
-    k: int,
-    mode: str = "fast",
-    beam: int = 50,
-    budget: int = 1000,
-    ids: Collection[str] | None = None,
-    where: str | None = None,
-    blend: float = 0.0,
-) -> tuple[dict[str, Any], tuple[str | None, Collection[str] | None]]:
-    """How to search, and the filter to search among."""
-    check_search(k, mode, beam, budget, blend)
-    if isinstance(ids, str):
-        raise GeniusError(f"ids is the string {ids!r}. Write a list of ids.")
-    return {"k": k, "mode": mode, "beam": beam, "budget": budget, "blend": blend}, (where, ids)
+def _search(
+    snapshot: Snapshot, vectors: Vectors, targets: Sequence[Modality | None] | None, options: SearchOptions
+) -> BatchResult:
+    """Fuse encoded queries and search the items that pass the filter."""
+    model = snapshot.model
+    fused, embedding = model.fuse(vectors), vectors.embedding()
+    searcher = snapshot.searcher(options.where, options.ids)
+    if targets is None or model.first_code == "modality":
+        return searcher.search(fused, embedding, targets, options)
+    # The first code is not the modality here, so a target is a filter on the column `modality`.
+    found = searcher.search(fused, embedding, None, options)
+    for target in {target for target in targets if target is not None}:
+        where = f"modality = '{target.label}'"
+        where = where if options.where is None else f"({options.where}) AND {where}"
+        queries = [query for query, other in enumerate(targets) if other == target]
+        searcher = snapshot.searcher(where, options.ids)
+        found.replace(queries, searcher.search(fused[queries], embedding[queries], None, options))
+    return found
 
 
-def _answers(snapshot: Snapshot, trace: BatchResult, seconds: dict[str, float]) -> list[SearchResult]:
-    """The items behind the rows, read in one go."""
-    begun = time.perf_counter()
-    records = snapshot.hits(trace.found)
+def _read_results(snapshot: Snapshot, found: BatchResult, seconds: dict[str, float]) -> list[SearchResult]:
+    """Read the items of all hits at once. seconds: of the stages before."""
+    started = time.perf_counter()
+    records = snapshot.hits(found.top)
     hits = [
         Hits(
             _hit(records[row], score, codes)
-            for row, score, codes in zip(*(values.tolist() for values in answers), strict=True)
+            for row, score, codes in zip(*(values.tolist() for values in top), strict=True)
             if row >= 0
         )
-        for answers in zip(*trace.found, strict=True)
+        for top in zip(*found.top, strict=True)
     ]
-    seconds |= trace.seconds | {"read": time.perf_counter() - begun}
+    seconds |= found.seconds | {"read": time.perf_counter() - started}
     return [
-        SearchResult(found, way.branches(), way.looked_at, seconds) for found, way in zip(hits, trace.ways, strict=True)
+        SearchResult(of_query, trace.branches, trace.candidates, seconds)
+        for of_query, trace in zip(hits, found.traces, strict=True)
     ]
 
 

@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from genius.data.items import Modality, printable
-from genius.encoders.base import Vectors
+from genius.data.items import Item, printable
 from genius.errors import BadIndex
 from genius.index.filters import check_condition, unusable
 from genius.index.storage import (
@@ -35,11 +34,11 @@ from genius.index.storage import (
     to_matrix,
 )
 from genius.model.genius import Genius
-from genius.search.results import CodeChild, CodedItem, CodePage
-from genius.search.searcher import AppendBuffer, BatchResult, Part, Searcher, TopK
+from genius.search.results import CodeChild, CodedItem, CodePage, TopK
+from genius.search.searcher import AppendBuffer, Searcher
 from genius.search.trie import concatenate_ranges
 
-PARTS = 8  # filters whose items are remembered
+FILTERS = 8  # filters whose searchers are kept
 READ = 65_536  # rows that are read at a time
 MANY = 4096  # rows from which on it is quicker to read a whole column than to pick rows
 
@@ -186,7 +185,7 @@ class Snapshot:
         self._model = model
         self._searched: Searched | None = None
         self._names: Names | None = None
-        self._parts: dict[tuple[str | None, frozenset[str] | None], Part] = {}  # the latest last
+        self._filtered: dict[tuple[str | None, frozenset[str] | None], Searcher] = {}  # the latest last
         self._reading = threading.RLock()
 
     def __len__(self) -> int:
@@ -253,27 +252,21 @@ class Snapshot:
                         self._searched = _read_all(self.dataset, self.header, model)
         return self._searched
 
-    def search(
-        self,
-        vectors: Vectors,
-        wanted: Sequence[Modality | None] | None,
-        where: str | None,
-        ids: Collection[str] | None,
-        **how: Any,
-    ) -> BatchResult:
-        """As `Searcher.trace`, which is told `how`, among the rows that a filter leaves."""
-        fused, embedding, searcher = self.model.fuse(vectors), vectors.embedding(), self.searched.searcher
-        among = self.part(where, ids)
-        if wanted is None or self.model.first_code == "modality":
-            return searcher.trace(fused, embedding, wanted, among=among, **how)
-        # First codes do not tell the kinds here: a wanted one is a condition as any other.
-        trace = searcher.trace(fused, embedding, among=among, **how)
-        for kind in {asked for asked in wanted if asked is not None}:
-            of_kind = f"modality = '{kind.label}'"
-            part = self.part(of_kind if where is None else f"({where}) AND {of_kind}", ids)
-            rows = [row for row, asked in enumerate(wanted) if asked == kind]
-            trace.replace(rows, searcher.trace(fused[rows], embedding[rows], among=part, **how))
-        return trace
+    def searcher(self, where: str | None = None, ids: Collection[str] | None = None) -> Searcher:
+        """What searches the items that pass a filter. The searchers of the last few filters are kept."""
+        if where is None and ids is None:
+            return self.searched.searcher
+        key = where, None if ids is None else frozenset(ids)
+        found = self._filtered.get(key)
+        if found is None:
+            searched = self.searched
+            found = searched.searcher.restrict(np.searchsorted(searched.row_ids, self.row_ids(*key)))
+        with self._reading:
+            self._filtered.pop(key, None)
+            self._filtered[key] = found
+            while len(self._filtered) > FILTERS:
+                del self._filtered[next(iter(self._filtered))]
+        return found
 
     def hits(self, found: TopK) -> dict[int, dict[str, Any]]:
         """The records behind the rows that were found, by row."""
@@ -288,23 +281,18 @@ class Snapshot:
         with reading(self.dataset):
             return [record["id"] for record in take(self.dataset, row_ids, ["id"])]
 
-    def part(self, where: str | None, ids: Collection[str] | None) -> Part | None:
-        """The rows that a filter leaves; None for no filter. The last few are remembered."""
-        if where is None and ids is None:
-            return None
-        key = where, None if ids is None else frozenset(ids)
-        part = self._parts.get(key)
-        if part is None:
-            searched = self.searched
-            part = searched.searcher.part(np.searchsorted(searched.row_ids, self.row_ids(*key)))
-        with self._reading:
-            self._parts.pop(key, None)
-            self._parts[key] = part
-            while len(self._parts) > PARTS:
-                del self._parts[next(iter(self._parts))]
-        return part
-
     # Rows
+
+    def items(self, where: str | None = None, limit: int | None = None, offset: int = 0) -> list[Item]:
+        """The items that pass a filter, in the order of the index: `limit` of them from `offset`."""
+
+        def rows() -> list[dict[str, Any]]:
+            return self.dataset.to_table(columns=ITEM_COLUMNS, filter=where, limit=limit, offset=offset).to_pylist()
+
+        if where is not None:
+            return [row_to_item(row) for row in self.evaluate(where, rows)]
+        with reading(self.dataset):
+            return [row_to_item(row) for row in rows()]
 
     def row_ids(self, where: str | None, ids: frozenset[str] | None = None) -> np.ndarray:
         """Of the rows that satisfy a condition and have one of the ids."""
@@ -393,7 +381,7 @@ class Snapshot:
             found = zip(codes.tolist(), counts.tolist(), examples, strict=True)
             children = sorted((CodeChild(*child) for child in found), key=lambda child: -child.items)
         shown = row_ids[trie.order[at[offset : offset + limit]]]
-        ids = int((trie.change[at] < trie.levels).sum())
+        ids = int((trie.first_diff_level[at] < trie.levels).sum())
         return CodePage(len(at), ids, children, self.coded(shown))
 
 

@@ -1,7 +1,7 @@
-"""Constrained beam search, Sec. 4.4: the best IDs of a collection for each query, by decoder and trie.
+"""Constrained beam search (Sec. 4.4): the most probable IDs of a collection for each query, by decoder and trie.
 
-A beam is a node of the trie, so only IDs that exist come out. Log-probabilities are summed over levels; ties go to the
-lower codes. Knows nothing of items or embeddings: what comes out are ranges of the trie's rows.
+A beam is a node of the trie, so only existing IDs are generated. Log-probabilities are summed over levels. Equal beams
+are ordered by their codes. The result is ranges of the trie's sorted rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,25 +12,27 @@ from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
 from genius.model.decoder_runtime import DecoderRuntime, State
-from genius.search.kernels import begin, filled, grow
+from genius.search.kernels import expand_beams, fill_with_nearest, first_beams
 from genius.search.trie import Trie
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-OWN = 4  # where the rest is filled by codes, beams end with one in so many of the items that may come out
-ROWS_AT_ONCE = 512  # tokens decoded together: enough for full speed, few enough to stay in the processor's cache
+BEAM_SHARE = 4  # with a linear head, beams stop at max_items / BEAM_SHARE items; the nearest by codes fill the rest
+CHUNK = 512  # tokens decoded together: full speed, and they stay in the processor's cache
 
 
 @dataclass(frozen=True)
 class Beams:
-    """The beams of one query, best first; then what fills `max_items`, best first.
+    """The beams of one query, best first, then the nodes that fill `max_items`, best first.
 
-    lo, hi: (b,) ranges of the trie's sorted rows; logprob: (b,) summed over the codes scored so far, or the last beam's
-      for an item that is only near by codes.
-    level: how many codes the beams have decided; as many as the trie has levels when they are whole IDs.
-    own: how many of them are beams.
+    Attributes:
+        lo: (b,) start of each range of the trie's sorted rows.
+        hi: (b,) end of each range.
+        logprob: (b,) summed over the codes scored so far. Items that are only nearest by codes have the lowest one.
+        level: Number of codes the beams have decided; the number of levels if they are complete IDs.
+        own: How many of the b ranges are beams.
     """
 
     lo: Ints
@@ -44,48 +46,56 @@ class Beams:
 
     @property
     def items(self) -> int:
-        """How many items lie under the beams."""
+        """Number of items in all ranges."""
         return int((self.hi - self.lo).sum())
 
 
 def beam_search(
-    engine: DecoderRuntime,
+    decoder: DecoderRuntime,
     trie: Trie,
     z: ArrayLike,
     width: int | Sequence[int],
     *,
     max_items: int | None = None,
-    modality: ArrayLike | None = None,
+    targets: ArrayLike | None = None,
     tails: bool = True,
-    doubt: float = 0.0,
+    min_modality_ratio: float = 0.0,
 ) -> list[Beams]:
-    """The `width` most probable IDs of the trie for each query. z: (q, dim); width: of all queries or of each.
+    """Generate the `width` most probable IDs of the trie for each query.
 
-    max_items: a query stops as soon as no more items than this lie under its beams, which may then be short of IDs.
-      What is left of that number is filled with the next best nodes of the level, of the best beam's modality: they are
-      scored already. On levels that cost nothing (`DecoderRuntime.free`) their children are looked at as well.
-    modality: (q,) the first code where one is wanted, -1 where not. A wanted code is given, so it costs no
-      log-probability, and only its subtree is searched.
-    tails: once each beam of a query has only one ID left, the set is fixed. With `tails` the rest of these IDs is
-      scored and decides their order; without, the search ends there. (With `max_items` it always ends there.)
-    doubt: modalities less than this times as probable as the most probable one are not searched, unless the others
-      have fewer than `width` items; 0 searches all.
-    A query's beams do not depend on the queries beside it.
+    The beams of a query do not depend on the rest of the batch.
+
+    Args:
+        decoder: Scores the codes of each level.
+        trie: The IDs of the collection.
+        z: (q, dim) fused query vectors.
+        width: Number of beams, for all queries or for each.
+        max_items: Stop as soon as at most this many items lie under the beams, which may then be prefixes of IDs. The
+            rest of this number is filled with other items of the best beam's modality: with a linear head, the nearest
+            by codes, else the next best nodes of the level.
+        targets: (q,) first code of the hits, -1 to leave it to the decoder. A target costs no log-probability.
+        tails: Whether to score the remaining codes of beams that have only one ID left. They decide the order of the
+            beams, not which IDs are found. Never done with `max_items`.
+        min_modality_ratio: Modalities less probable than this times the most probable one are not searched, unless
+            the others have fewer than `width` items. 0 searches all.
+
+    Raises:
+        GeniusError: Trie, decoder, queries and widths do not fit together.
     """
     vectors = np.ascontiguousarray(z, dtype=np.float32)
     each = np.zeros(len(vectors), np.int64)
-    widths, wanted = each + np.asarray(width), each + np.asarray(-1 if modality is None else modality)
-    check(engine, trie, vectors, widths)
+    widths, first_codes = each + np.asarray(width), each + np.asarray(-1 if targets is None else targets)
+    _check(decoder, trie, vectors, widths)
     found: list[Beams] = []
-    tokens = max(1, engine.written // 2) if tails and max_items is None else 1  # of a beam at once; a tail has more
-    for part in chunks(widths * tokens):
-        search = Search(engine, trie, widths[part], wanted[part], max_items, tails, doubt)
-        found += search.run(vectors[part])
+    tokens = max(1, decoder.written // 2) if tails and max_items is None else 1  # per beam; a tail has several
+    for chunk in _chunks(widths * tokens):
+        search = _Search(decoder, trie, widths[chunk], first_codes[chunk], max_items, tails, min_modality_ratio)
+        found += search.run(vectors[chunk])
     return found
 
 
-def check(engine: DecoderRuntime, trie: Trie, z: NDArray[np.float32], widths: Ints) -> None:
-    sizes, dim = engine.config.sizes, engine.config.dim
+def _check(decoder: DecoderRuntime, trie: Trie, z: NDArray[np.float32], widths: Ints) -> None:
+    sizes, dim = decoder.config.sizes, decoder.config.dim
     if trie.levels != len(sizes):
         raise GeniusError(
             f"The trie's IDs have {trie.levels} codes, the decoder's have {len(sizes)}; rebuild the trie."
@@ -102,21 +112,25 @@ def check(engine: DecoderRuntime, trie: Trie, z: NDArray[np.float32], widths: In
         raise GeniusError(f"The beam width is {widths.min()}; it must be at least 1.")
 
 
-def chunks(rows: Ints) -> Iterator[slice]:
-    """Consecutive queries that have about ROWS_AT_ONCE rows together."""
+def _chunks(tokens: Ints) -> Iterator[slice]:
+    """Consecutive queries with about CHUNK tokens together."""
     start = 0
-    while start < len(rows):
-        queries = max(1, ROWS_AT_ONCE // int(rows[start:].max()))
+    while start < len(tokens):
+        queries = max(1, CHUNK // int(tokens[start:].max()))
         yield slice(start, start + queries)
         start += queries
 
 
 @dataclass
-class Front:
-    """The beams of all live queries, flat: (b,) arrays sorted by query, best first within a query.
+class _Front:
+    """The current beams of all live queries: (b,) arrays sorted by query, best first within a query.
 
-    query: from 0, every one with at least one beam; code: the one decided last.
-    row: whose log-probabilities to continue with, a row of the decoder's last output.
+    Attributes:
+        query: Number of the query among the live ones; each has at least one beam.
+        row: The row of the decoder's last output that continues the beam.
+        code: The code decided last.
+        lo, hi: The node.
+        score: Summed log-probability.
     """
 
     query: Ints
@@ -126,11 +140,11 @@ class Front:
     hi: Ints
     score: Floats
 
-    def take(self, which: Mask | Ints) -> "Front":
-        return Front(*(values[which] for values in vars(self).values()))
+    def take(self, which: Mask | Ints) -> "_Front":
+        return _Front(*(values[which] for values in vars(self).values()))
 
-    def of(self, queries: Mask) -> "Front":
-        """The beams of some queries, which are numbered anew."""
+    def of(self, queries: Mask) -> "_Front":
+        """The beams of some queries, renumbered from 0."""
         if queries.all():
             return self
         front = self.take(queries[self.query])
@@ -138,50 +152,52 @@ class Front:
         return front
 
     def ranks(self) -> Ints:
-        """Each beam's place within its query."""
+        """Rank of each beam within its query."""
         return np.arange(len(self.query)) - np.searchsorted(self.query, self.query)
 
-    def best(self, widths: Ints) -> "Front":
-        """The `widths[query]` best of each query, in order; ties go to the lower codes, which are first in the trie."""
+    def best(self, widths: Ints) -> "_Front":
+        """The `widths[query]` best beams of each query, in order. Equal scores are ordered by codes."""
         ordered = self.take(np.lexsort((self.lo, -self.score, self.query)))
         return ordered.take(ordered.ranks() < widths[ordered.query])
 
     def padded(self, values: Ints) -> Ints:
-        """(b, ...) values of the beams -> (queries, most beams of a query, ...), zero where a query has fewer."""
+        """Values of the beams (b, ...) -> (queries, most beams of a query, ...), padded with zeros."""
         ranks = self.ranks()
         table = np.zeros((self.query[-1] + 1, ranks.max() + 1, *values.shape[1:]), dtype=values.dtype)
         table[self.query, ranks] = values
         return table
 
 
-class Search:
-    """A few queries on their way down the trie together. Those that are done leave; `live` are the others' numbers."""
+class _Search:
+    """A chunk of queries that descend the trie together. Finished queries leave; `live` numbers the others."""
 
     def __init__(
         self,
-        engine: DecoderRuntime,
+        decoder: DecoderRuntime,
         trie: Trie,
         widths: Ints,
-        wanted: Ints,
+        targets: Ints,
         max_items: int | None,
         tails: bool,
-        doubt: float,
+        min_modality_ratio: float,
     ) -> None:
-        self.engine, self.trie, self.widths, self.wanted, self.doubt = engine, trie, widths, wanted, doubt
+        self.decoder, self.trie, self.widths, self.targets = decoder, trie, widths, targets
+        self.min_modality_ratio = min_modality_ratio
         self.max_items = 0 if max_items is None else max_items
-        self.enough = self.max_items // OWN if engine.path else self.max_items  # items for a query to stop with
+        self.enough = self.max_items // BEAM_SHARE if decoder.path else self.max_items  # a query stops at these items
         self.tails = tails and max_items is None
-        self.live: Ints  # set by `run`
         self.found: dict[int, Beams] = {}
-        self.level = 1  # codes decided by the beams in front
-        self.state: State  # these as soon as a query needs decoding at all
-        self.front: Front
+        self.level = 1  # codes decided by the beams of the front
+        self.live: Ints  # set by `run`
+        self.state: State  # set by `open`, as are the next three
+        self.front: _Front
+        self.width: int
         self.log_probs: NDArray[np.float32]
 
     def run(self, z: NDArray[np.float32]) -> list[Beams]:
-        """z: (q, dim)"""
+        """Search for z: (q, dim)."""
         roots, ends, codes = self.trie.roots
-        possible = (self.wanted[:, None] < 0) | (self.wanted[:, None] == codes)  # (q, roots)
+        possible = (self.targets[:, None] < 0) | (self.targets[:, None] == codes)  # (q, roots)
         few = possible @ (ends - roots) <= self.max_items
         for query in np.flatnonzero(few).tolist():
             lo, hi = roots[possible[query]], ends[possible[query]]
@@ -194,17 +210,14 @@ class Search:
         return [self.found[query] for query in range(len(self.widths))]
 
     def open(self, z: NDArray[np.float32], possible: Mask) -> None:
-        """Score the first nodes and, in the same pass, what may follow them. possible: (q, roots)
-
-        As many nodes are scored for each query as for the one with the most.
-        """
+        """Score the nodes of level 1 and, in the same pass, the codes of level 2. possible: (q, roots)."""
         roots, ends, codes = self.trie.roots
         count = possible.sum(axis=1)
-        nodes = np.argsort(~possible, axis=1, kind="stable")[:, : count.max()]
-        self.state, (scored, *following) = self.engine.open(z, codes[nodes][..., None][..., : self.trie.levels - 1])
-        self.output(following[0] if following else scored)
-        *front, items, settled = begin(
-            self.trie.change,
+        nodes = np.argsort(~possible, axis=1, kind="stable")[:, : count.max()]  # padded to the most of any query
+        self.state, (scored, *following) = self.decoder.open(z, codes[nodes][..., None][..., : self.trie.levels - 1])
+        self.keep_output(following[0] if following else scored)
+        *front, items, settled = first_beams(
+            self.trie.first_diff_level,
             self.trie.levels,
             codes,
             roots,
@@ -212,19 +225,19 @@ class Search:
             nodes,
             count,
             scored,
-            self.wanted[self.live] >= 0,
+            self.targets[self.live] >= 0,
             self.widths[self.live],
-            self.doubt,
+            self.min_modality_ratio,
         )
-        self.front = Front(*front)
-        self.leave((items <= self.max_items) | self.over(settled))
+        self.front = _Front(*front)
+        self.leave((items <= self.max_items) | self.done(settled))
 
     def descend(self) -> None:
-        """One level further, or to the end where that costs no decoding: expand all beams and keep the best."""
+        """Expand all beams by one level, or to the end where the linear head scores all levels, and keep the best."""
         front, trie = self.front, self.trie
-        query, parent, lo, hi, score, few, settled, reached = grow(
+        query, parent, lo, hi, score, few, settled, reached = expand_beams(
             trie.codes,
-            trie.change,
+            trie.first_diff_level,
             trie.starts,
             trie.start_bounds,
             self.level,
@@ -235,81 +248,81 @@ class Search:
             front.row,
             self.log_probs,
             self.state.left,
-            self.engine.row_bounds,
+            self.decoder.row_bounds,
             self.widths[self.live],
             self.enough,
-            0 if self.engine.path else self.max_items,
+            0 if self.decoder.path else self.max_items,
             self.tails,
         )
         code = trie.codes[self.level][lo].astype(np.int64)
-        self.front = Front(query, front.row[parent], code, lo, hi, score)
+        self.front = _Front(query, front.row[parent], code, lo, hi, score)
         self.level += 1
-        if self.engine.free(self.level):
+        if self.decoder.free(self.level):
             self.leave(np.ones(len(self.live), dtype=bool), reached)
             return
         if self.tails and self.level < trie.levels:
             self.finish_tails(settled)
             few = settled = np.zeros(len(self.live), dtype=bool)
-        self.leave(few | self.over(settled))
+        self.leave(few | self.done(settled))
         if len(self.live):
-            self.output(self.engine.step(self.state, *self.inputs(self.front, self.front.code)))
+            self.keep_output(self.decoder.step(self.state, *self.inputs(self.front, self.front.code)))
             self.front.row = self.front.query * self.width + self.front.ranks()
 
     def finish_tails(self, queries: Mask) -> None:
-        """These queries' beams are decided: score the rest of their IDs at once, and let them go."""
+        """Score the remaining codes of queries whose beams have one ID each, and let these queries leave."""
         if not queries.any():
             return
         front = self.front.of(queries)
         codes, parents = self.inputs(front, self.trie.ids(front.lo)[:, self.level - 1 :])
-        total = self.engine.tail(self.state_of(queries), codes, parents)
+        total = self.decoder.tail(self.state_of(queries), codes, parents)
         front.score += total[front.query, front.ranks()]
         self.record(front.best(self.widths[self.live[queries]]), self.live[queries], self.trie.levels)
         self.drop(queries)
 
-    def inputs(self, front: Front, codes: Ints) -> tuple[Ints, Ints]:
-        """For the decoder: the beams' `codes` and, from its last output, the place of the beam that each extends."""
+    def inputs(self, front: _Front, codes: Ints) -> tuple[Ints, Ints]:
+        """Decoder inputs: the beams' codes, and the beam of the last output that each of them extends."""
         return front.padded(codes), front.padded(front.row % self.width)
 
-    def output(self, log_probs: NDArray[np.float32]) -> None:
-        """Keep what the decoder says, (q, w, codes)."""
+    def keep_output(self, log_probs: NDArray[np.float32]) -> None:
+        """Keep the decoder's output (q, w, codes) as (q * w, codes)."""
         self.width = log_probs.shape[1]
-        self.log_probs = flat(log_probs)
+        self.log_probs = np.ascontiguousarray(log_probs).reshape(-1, log_probs.shape[-1])
 
-    def over(self, settled: Mask) -> Mask:
-        """(live,) which queries need no more decoding. settled: whose beams have one ID each."""
+    def done(self, settled: Mask) -> Mask:
+        """(live,) whether a query needs no more decoding. settled: (live,) whether each of its beams has one ID."""
         return settled & (not self.tails) | (self.level == self.trie.levels)
 
     def leave(self, queries: Mask, level: int | Ints | None = None) -> None:
-        """level: how many codes these queries' beams have decided, if not as many as the others'."""
+        """Record the beams of these queries and drop them. level: codes their beams decided, if not `self.level`."""
         if queries.any():
             level = self.level if level is None else level
             self.record(self.front.of(queries), self.live[queries], level)
-            if self.max_items and self.engine.path and np.max(level) > 1:
+            if self.max_items and self.decoder.path and np.max(level) > 1:
                 self.fill(queries)
             self.drop(queries)
 
-    def record(self, front: Front, queries: Ints, level: int | Ints) -> None:
+    def record(self, front: _Front, queries: Ints, level: int | Ints) -> None:
         bounds = np.searchsorted(front.query, np.arange(len(queries) + 1))
         levels = (np.zeros(len(queries), np.int64) + level).tolist()
         for i, query in enumerate(queries.tolist()):
-            part = slice(bounds[i], bounds[i + 1])
-            own = bounds[i + 1] - bounds[i]
-            self.found[query] = Beams(front.lo[part], front.hi[part], front.score[part], levels[i], own)
+            own = slice(bounds[i], bounds[i + 1])
+            count = bounds[i + 1] - bounds[i]
+            self.found[query] = Beams(front.lo[own], front.hi[own], front.score[own], levels[i], count)
 
     def fill(self, queries: Mask) -> None:
-        """Give these queries what their beams leave of `max_items`: items near by codes, of the best one's modality."""
+        """Fill the results of these queries up to `max_items` with the nearest items by codes."""
         trie = self.trie
         for i in np.flatnonzero(queries).tolist():
             query = int(self.live[i])
             beams = self.found[query]
-            lo, hi, score = filled(
+            lo, hi, score = fill_with_nearest(
                 trie.codes,
-                trie.change,
+                trie.first_diff_level,
                 trie.starts,
                 trie.start_bounds,
                 trie.roots[0],
                 self.state.direct[i, 0],
-                self.engine.row_bounds,
+                self.decoder.row_bounds,
                 beams.lo,
                 beams.hi,
                 beams.logprob,
@@ -326,8 +339,3 @@ class Search:
 
     def state_of(self, queries: Mask) -> State:
         return self.state if queries.all() else self.state.select(np.flatnonzero(queries))
-
-
-def flat(log_probs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(q, w, codes) -> (q * w, codes)"""
-    return np.ascontiguousarray(log_probs).reshape(-1, log_probs.shape[-1])

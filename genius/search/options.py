@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, TypedDict, get_args
 
 from genius.errors import GeniusError
@@ -38,14 +39,14 @@ class SearchOptions:
     def __post_init__(self) -> None:
         for name in ("k", "beam", "budget"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
+            if not isinstance(value, Integral) or isinstance(value, bool):
                 raise GeniusError(f"{name} is {value!r}; it must be a whole number.")
-            if value < 1:
+            if int(value) < 1:
                 raise GeniusError(f"{name} is {value}; it must be at least 1.")
-        if isinstance(self.ids, str):
-            raise GeniusError(f"ids is the string {self.ids!r}. Write a list of ids.")
         if self.mode not in MODES:
             raise GeniusError(f"There is no search mode {self.mode!r}. Choose one of {', '.join(MODES)}.")
+        if isinstance(self.ids, str):
+            raise GeniusError(f"ids is the string {self.ids!r}. Write a list of ids.")
 
 
 class SearchKeywords(TypedDict, total=False):

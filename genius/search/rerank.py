@@ -1,7 +1,6 @@
-"""Re-ranking, Sec. 4.4: candidates scored against the query by their stored embeddings, or by their codes alone.
+"""Re-ranking (Sec. 4.4): score candidates against the query by their embeddings, or by their codes alone.
 
-By codes, an item stands for the sum of its code vectors: the query's product with every code is looked up in small
-tables, and no embedding is needed. Knows nothing of how the candidates were found or where vectors are stored.
+By codes, an item is represented by the sum of its code vectors, so no embedding has to be stored.
 """
 
 from collections.abc import Sequence
@@ -9,59 +8,73 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from genius.search.kernels import half_products, lengths_of_sums, sums
-
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
+BLOCK = 4096  # items decoded at once
 
-def by_embedding(query: ArrayLike, vectors: ArrayLike, rows: NDArray[np.integer] | None = None) -> Floats:
-    """query: (d,), vectors: (n, d) -> (n,) inner products: cosines, if all of them are L2-normalised.
 
-    rows: (m,) which of the vectors to score, (m,) inner products; all, if not given.
-    """
-    table, wanted = np.asarray(vectors), np.asarray(query, np.float32)
-    if table.dtype == np.float16:
-        return half_products(table.view(np.int16), np.arange(len(table)) if rows is None else rows, wanted)
-    # Unlike a matrix product, einsum rounds equal rows equally wherever they stand, so ties stay ties.
-    return np.einsum("nd,d->n", np.asarray(table if rows is None else table[rows], np.float32), wanted)
+def by_embedding(query: ArrayLike, embeddings: ArrayLike) -> Floats:
+    """Inner products of a query (d,) with embeddings (n, d), in float32 -> (n,). Cosines if all are normalised."""
+    # Unlike a matrix product, einsum gives equal rows equal sums wherever they stand, so ties stay ties.
+    return np.einsum("nd,d->n", np.asarray(embeddings, np.float32), np.asarray(query, np.float32))
+
+
+def by_codes(query: ArrayLike, codes: ArrayLike, vectors: "CodeVectors") -> Floats:
+    """Cosines of a normalised query (d,) with the sums of code vectors of items (n, levels) -> (n,)."""
+    decoded = vectors.decode(codes)
+    return by_embedding(query, decoded) / _norms(decoded)
 
 
 class CodeVectors:
-    """The code vectors of all levels: table, (codes, d), those of a level from bounds[level] on."""
+    """The code vectors of all levels in one table.
+
+    Attributes:
+        table: (codes, d) float32.
+        bounds: (levels + 1,) where the codes of each level start in the table, and where the last level ends.
+    """
 
     def __init__(self, codebooks: Sequence[ArrayLike]) -> None:
-        """codebooks: levels arrays (size, d)."""
+        """codebooks: one array (size, d) per level."""
         books = [np.asarray(codebook, np.float32) for codebook in codebooks]
         self.table: Floats = np.concatenate(books)
         self.bounds: Ints = np.cumsum([0, *map(len, books)])
 
-    def products(self, queries: ArrayLike) -> Floats:
-        """queries: (q, d) -> (q, codes) inner products with every code: tables to look up."""
-        return np.asarray(queries, np.float32) @ self.table.T
+    def decode(self, codes: ArrayLike) -> Floats:
+        """Sum the code vectors of each item: (n, levels) -> (n, d)."""
+        decoded: Floats = self.table[self._rows(codes)].sum(axis=1)
+        return decoded
 
     def norms(self, codes: ArrayLike) -> Floats:
-        """The length of the sum of each item's code vectors. codes: (n, levels) -> (n,); 1 where the sum is zero."""
-        norms: Floats = lengths_of_sums(self.table, self.bounds, np.ascontiguousarray(codes))
-        norms[norms == 0] = 1
-        return norms
+        """Norms of the decoded items: (n, levels) -> (n,); 1 where the norm is zero."""
+        table = np.asarray(codes)
+        blocks = [self.decode(table[start : start + BLOCK]) for start in range(0, len(table), BLOCK)]
+        return np.concatenate([np.zeros(0, np.float32), *map(_norms, blocks)])
+
+    def products(self, queries: ArrayLike) -> Floats:
+        """Inner products of queries (q, d) with every code vector -> (q, codes): the tables that `scores` looks up."""
+        return np.asarray(queries, np.float32) @ self.table.T
 
     def scores(self, products: Floats, codes: ArrayLike) -> Floats:
-        """One query's products (codes,), summed over each item's codes (n, levels) -> (n,)."""
-        summed: Floats = sums(products, self.bounds, np.ascontiguousarray(codes))
+        """Sum one query's products (codes,) over the codes of each item (n, levels) -> (n,)."""
+        summed: Floats = products[self._rows(codes)].sum(axis=1)
         return summed
 
-
-def by_codes(query: ArrayLike, codes: ArrayLike, vectors: CodeVectors) -> Floats:
-    """The cosine of the query (of length one) and the sum of each item's code vectors. codes: (n, levels) -> (n,)."""
-    return vectors.scores(vectors.products(np.asarray(query)[None])[0], codes) / vectors.norms(codes)
+    def _rows(self, codes: ArrayLike) -> Ints:
+        return np.asarray(codes) + self.bounds[:-1]
 
 
-def top(scores: ArrayLike, k: int) -> Ints:
-    """scores: (n,) -> the indices of the k best, best first; the lower index where scores are equal."""
+def _norms(vectors: Floats) -> Floats:
+    norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
+    norms[norms == 0] = 1
+    return norms
+
+
+def top(scores: ArrayLike, k: int, ties: NDArray[np.integer] | None = None) -> Ints:
+    """Indices of the k highest scores (n,), best first. Equal scores are ordered by `ties` (n,), else by index."""
     values = np.asarray(scores)
     k = min(k, len(values))
     if k <= 0:
         return np.zeros(0, np.int64)
     likely = np.flatnonzero(values >= np.partition(values, len(values) - k)[len(values) - k])
-    return likely[np.argsort(-values[likely], kind="stable")][:k]
+    return likely[np.lexsort((likely if ties is None else ties[likely], -values[likely]))][:k]

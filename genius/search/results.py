@@ -1,30 +1,44 @@
-"""How an index is searched and what it answers: hits, the way to them, what has which codes, what became of additions.
+"""Result types: hits, search results with their trace, pages of the code tree, and reports of additions.
 
-Plain data, light to import: an index and a client of the service both give these. Knows nothing of either.
+Plain data without heavy imports. An index and a client of the service return the same types.
 """
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 from genius.data.items import Item, Modality
 from genius.errors import BadItem
 
+if TYPE_CHECKING:
+    import numpy as np  # a client of the service starts without it
 
-class SearchKeywords(TypedDict, total=False):
-    """How to search: see `Index.search`."""
-
-    mode: str
-    beam: int
-    budget: int
-    ids: Collection[str] | None
-    where: str | None
-    blend: float
+__all__ = [
+    "AddReport",
+    "BatchResult",
+    "Branch",
+    "CodeChild",
+    "CodePage",
+    "CodedItem",
+    "Hit",
+    "Hits",
+    "SearchResult",
+    "SearchTrace",
+    "TopK",
+]
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One answer. `score` is a log-probability in mode "generate" and a cosine in the others; higher is better."""
+    """An item found by a search.
+
+    Attributes:
+        id: The item id.
+        score: Log-probability of the item's ID in mode "generate", cosine similarity in the others. Higher is better.
+        modality: Modality of the item.
+        codes: The item's semantic ID.
+        item: The item itself.
+    """
 
     id: str
     score: float
@@ -37,17 +51,25 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """The answers to one query, best first. A notebook shows them with their images."""
+    """The hits of one query, best first. Notebooks show them as a grid of cards."""
 
     def _repr_html_(self) -> str:
-        from genius.index.display import hits_html
+        from genius.search.cards import MAX_CARDS, Card, render_cards  # loads numpy
 
-        return hits_html(self)
+        count = f"{len(self):,} hit{'s' * (len(self) != 1)}" if self else "Nothing was found."
+        title = f"{count}, the first {MAX_CARDS} shown" if len(self) > MAX_CARDS else count
+        return render_cards([Card(hit.item, hit.modality, hit.score, hit.codes) for hit in self[:MAX_CARDS]], title)
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A beam: the beginning of an ID that the decoder wrote (or all of it), and how many items have it."""
+    """A beam: a prefix of an ID, or a complete ID.
+
+    Attributes:
+        codes: The codes decided so far.
+        logprob: Their summed log-probability.
+        items: Number of items whose IDs start with these codes.
+    """
 
     codes: tuple[int, ...]
     logprob: float
@@ -56,22 +78,73 @@ class Branch:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Hits, and how they were found.
+    """Hits and how they were found.
 
-    branches: the beams, best first.
-    looked_at: how many items lay under the beams or came near by their codes; these were ranked.
-    seconds: "encode", "generate", "rerank" and "read", of all the queries that were asked at once.
+    Attributes:
+        hits: Best first.
+        branches: The beams, best first.
+        candidates: Number of items that were ranked: those under the beams and those nearest by their codes.
+        seconds: Time of the stages "encode", "generate", "rerank" and "read" for the whole batch of queries.
     """
 
     hits: Hits
     branches: list[Branch]
-    looked_at: int
+    candidates: int
     seconds: dict[str, float]
+
+
+class TopK(NamedTuple):
+    """The k best rows of q queries, best first.
+
+    Attributes:
+        rows: (q, k) int64, -1 where there are fewer than k.
+        scores: (q, k) float32, -inf where there is no row.
+        codes: (q, k, levels) uint16, the IDs of the rows.
+    """
+
+    rows: "np.ndarray"
+    scores: "np.ndarray"
+    codes: "np.ndarray"
+
+
+class SearchTrace(NamedTuple):
+    """How one query was answered.
+
+    Attributes:
+        branches: The beams, best first.
+        candidates: Number of items that were ranked.
+    """
+
+    branches: list[Branch]
+    candidates: int
+
+
+class BatchResult(NamedTuple):
+    """Results of a batch of queries.
+
+    Attributes:
+        top: The best rows of each query.
+        traces: One per query.
+        seconds: Time of the stages "generate" and "rerank".
+    """
+
+    top: TopK
+    traces: list[SearchTrace]
+    seconds: dict[str, float]
+
+    def replace(self, queries: Sequence[int], other: "BatchResult") -> None:
+        """Overwrite the results of some queries, in place, with those of another search."""
+        for mine, theirs in zip(self.top, other.top, strict=True):
+            mine[queries] = theirs
+        for query, trace in zip(queries, other.traces, strict=True):
+            self.traces[query] = trace
+        for stage, seconds in other.seconds.items():
+            self.seconds[stage] += seconds
 
 
 @dataclass(frozen=True)
 class CodedItem:
-    """An item and its ID."""
+    """An item and its codes."""
 
     item: Item
     codes: tuple[int, ...]
@@ -79,7 +152,13 @@ class CodedItem:
 
 @dataclass(frozen=True)
 class CodeChild:
-    """A next code, how many items have it, and the id of one of them."""
+    """A code that can follow a prefix.
+
+    Attributes:
+        code: The code.
+        items: Number of items that have it.
+        example: Id of one of these items.
+    """
 
     code: int
     items: int
@@ -88,9 +167,13 @@ class CodeChild:
 
 @dataclass(frozen=True)
 class CodePage:
-    """The items that have certain codes: how many, how many distinct IDs, what comes next, and some of them.
+    """The items whose IDs match a pattern of codes.
 
-    children: most items first.
+    Attributes:
+        total: Number of matching items.
+        ids: Number of distinct IDs among them.
+        children: The codes of the next level, most items first.
+        items: One page of the matching items, in the order of their IDs.
     """
 
     total: int
@@ -101,9 +184,13 @@ class CodePage:
 
 @dataclass(frozen=True)
 class AddReport:
-    """How many items were written, how many were there just so, and the ones that were refused, with their reasons.
+    """Result of an addition.
 
-    replaced: how many of those that were written took the place of an older one.
+    Attributes:
+        added: Number of items written.
+        unchanged: Number of items that the index already held.
+        bad: Items that were refused, with reasons.
+        replaced: Number of written items that replaced an older one.
     """
 
     added: int

@@ -1,86 +1,32 @@
-"""Searcher: the three ways to search a collection of IDs and embeddings held in memory.
+"""Searcher: search the codes and embeddings of a collection, held in memory, in one of three modes.
 
-Puts beam search and re-ranking together: `generate`, `rerank` and `fast`. Rows in, rows out: knows nothing of items,
-of how queries became vectors, or of disks.
+Takes query vectors and returns rows. Beam search generates IDs, re-ranking orders the items under them.
 """
 
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.search.beam import Beams, beam_search
-from genius.search.kernels import best_of, under
-from genius.search.rerank import CodeVectors, by_codes, by_embedding
-from genius.search.results import Branch
+from genius.search.options import SearchOptions
+from genius.search.rerank import CodeVectors, by_codes, by_embedding, top
+from genius.search.results import BatchResult, Branch, SearchTrace, TopK
 from genius.search.trie import Trie, concatenate_ranges
 
-DOUBT = 0.1  # a modality less than this times as probable as the likeliest one is not re-ranked
-SPARE = 65_536  # rows that can be added before embeddings are copied, at least
-MODES = ("generate", "rerank", "fast")
+MIN_MODALITY_RATIO = 0.1
+"""Modalities less probable than this times the most probable one are not re-ranked."""
+
+SPARE = 65_536  # minimum number of free rows of an AppendBuffer
 _NONE = np.zeros(0, np.int64)
-NO_BEAMS = Beams(_NONE, _NONE, np.zeros(0), 0, 0)
-
-
-class TopK(NamedTuple):
-    """The answers to q queries, best first.
-
-    rows: (q, k) int64, -1 where there are fewer; scores: (q, k) float32; codes: (q, k, levels) uint16, their IDs.
-    """
-
-    rows: np.ndarray
-    scores: np.ndarray
-    codes: np.ndarray
-
-
-class SearchTrace(NamedTuple):
-    """How one query got to its answers: the trie that was searched, and the beams in it."""
-
-    trie: Trie
-    beams: Beams
-
-    @property
-    def looked_at(self) -> int:
-        return self.beams.items
-
-    def branches(self) -> list[Branch]:
-        """The beams as beginnings of IDs, best first."""
-        beams = self.beams
-        best = np.argsort(-beams.logprob[: beams.own], kind="stable")
-        codes = self.trie.ids(beams.lo[best])[:, : beams.level].tolist()
-        items = (beams.hi - beams.lo)[best].tolist()
-        return [Branch(*found) for found in zip(map(tuple, codes), beams.logprob[best].tolist(), items, strict=True)]
-
-
-class BatchResult(NamedTuple):
-    """What was found, the way to it for each query, and the seconds it took to "generate" and to "rerank"."""
-
-    found: TopK
-    ways: list[SearchTrace]
-    seconds: dict[str, float]
-
-    def replace(self, queries: Sequence[int], other: "BatchResult") -> None:
-        """Take over how another search has answered these queries."""
-        for answers, others in zip(self.found, other.found, strict=True):
-            answers[queries] = others
-        for query, way in zip(queries, other.ways, strict=True):
-            self.ways[query] = way
-        for stage, seconds in other.seconds.items():
-            self.seconds[stage] += seconds
-
-
-class Part(NamedTuple):
-    """Some rows of a searcher, to search among: made by `Searcher.part`."""
-
-    trie: Trie
+_NO_BEAMS = Beams(_NONE, _NONE, np.zeros(0), 0, 0)
 
 
 class AppendBuffer:
-    """Rows of an array with room for more behind them. Rows that are there do not change, so views of them may be kept.
+    """A 2-D array with free rows at its end. Rows never change once written, so views of them stay valid.
 
     >>> rows = AppendBuffer.of_size(2, 3, np.dtype(np.float16))
     >>> rows.put(np.zeros((5, 3)), behind=2).first(7).shape
@@ -93,14 +39,15 @@ class AppendBuffer:
 
     @classmethod
     def of_size(cls, n: int, width: int, dtype: np.dtype) -> "AppendBuffer":
-        """n rows to be filled; the room behind them takes no memory until it is used."""
+        """Allocate n rows for the caller to fill. Free rows take no memory until they are written."""
         return cls(np.empty((n + n // 4 + SPARE, width), dtype), n)
 
     def first(self, n: int) -> np.ndarray:
+        """Return a view of the first n rows."""
         return self._array[:n]
 
     def put(self, rows: np.ndarray, behind: int) -> "AppendBuffer":
-        """With these rows behind the first so many: in the room that is left, or in a copy with more of it."""
+        """Write rows behind the first `behind` rows: in the free space if it is still unused, else in a copy."""
         end = behind + len(rows)
         grown = self
         if behind != self._used or end > len(self._array):
@@ -111,23 +58,19 @@ class AppendBuffer:
         return grown
 
 
-def check_search(k: int, mode: str, beam: int, budget: int, blend: float = 0.0) -> None:
-    """Refuses what no search can be done with."""
-    if not 0 <= blend < np.inf:
-        raise GeniusError(f"blend is {blend}; it must be a number that is not negative. Most searches need none: 0.")
-    for name, value in (("k", k), ("beam", beam), ("budget", budget)):
-        if value < 1:
-            raise GeniusError(f"{name} is {value}; it must be at least 1.")
-    if mode not in MODES:
-        raise GeniusError(f"There is no search mode {mode!r}. Choose one of {', '.join(MODES)}.")
-
-
 class Searcher:
-    """Items to search: codes: (n, levels), their IDs; embeddings: (n, dim), their normalised vectors, or None.
+    """A collection to search.
 
-    Rows are numbered from 0 and keep their numbers: those that `insert` adds are numbered on, those that `remove` takes
-    away are not used again. A searcher does not change: both make new ones. Without embeddings, items are re-ranked by
-    their codes.
+    Searchers are immutable: `insert`, `remove` and `restrict` return new ones that share memory with the old one. Rows
+    are numbered from 0 and keep their numbers; numbers of removed rows are not used again.
+
+    Args:
+        model: The model that made the codes.
+        codes: (n, levels) the items' IDs.
+        embeddings: (n, dim) the items' normalised vectors. Without them, items are re-ranked by their codes.
+
+    Raises:
+        GeniusError: The numbers of codes and embeddings differ.
     """
 
     def __init__(self, model: Genius, codes: np.ndarray, embeddings: np.ndarray | AppendBuffer | None = None) -> None:
@@ -137,7 +80,7 @@ class Searcher:
             embeddings = AppendBuffer(embeddings)
         self.model = model
         self.trie = Trie(codes)
-        self.rows = len(codes)  # that there ever were
+        self.rows = len(codes)  # including removed rows
         self._embeddings = embeddings
 
     def __len__(self) -> int:
@@ -145,11 +88,11 @@ class Searcher:
 
     @property
     def embeddings(self) -> np.ndarray | None:
-        """(rows, dim): of all rows that there ever were."""
+        """(rows, dim) embeddings, including those of removed rows."""
         return None if self._embeddings is None else self._embeddings.first(self.rows)
 
     def insert(self, codes: np.ndarray, embeddings: np.ndarray | None = None) -> "Searcher":
-        """With more items, numbered on from `rows`."""
+        """Return a searcher with more items, whose row numbers start at `rows`."""
         trie = self.trie.insert(codes, np.arange(self.rows, self.rows + len(codes)))
         grown = self._embeddings
         if grown is not None:
@@ -159,8 +102,14 @@ class Searcher:
         return self._with(trie, grown, self.rows + len(codes))
 
     def remove(self, rows: np.ndarray) -> "Searcher":
-        """Without the items that have these numbers; their embeddings stay in memory."""
+        """Return a searcher without these rows. Their embeddings stay in memory."""
         return self._with(self.trie.remove(rows), self._embeddings, self.rows)
+
+    def restrict(self, rows: np.ndarray) -> "Searcher":
+        """Return a searcher of these rows only, given in any order. Row numbers stay the same."""
+        keep = np.zeros(self.rows, bool)
+        keep[rows] = True
+        return self._with(self.trie.restrict(keep), self._embeddings, self.rows)
 
     def _with(self, trie: Trie, embeddings: AppendBuffer | None, rows: int) -> "Searcher":
         other = Searcher.__new__(Searcher)
@@ -169,101 +118,96 @@ class Searcher:
             other._code_vectors = self._code_vectors
         return other
 
-    def part(self, rows: np.ndarray) -> Part:
-        """These rows as something to search among. rows: row numbers, in any order; answers keep these numbers."""
-        keep = np.zeros(self.rows, bool)
-        keep[rows] = True
-        return Part(self.trie.restrict(keep))
-
-    def search(self, *vectors: Any, **how: Any) -> TopK:
-        """As `trace`, without the way to it."""
-        return self.trace(*vectors, **how).found
-
-    def trace(
+    def search(
         self,
         fused: np.ndarray,
         embedding: np.ndarray,
-        wanted: Sequence[int | None] | np.ndarray | None = None,
-        k: int = 10,
-        mode: str = "fast",
-        beam: int = 50,
-        budget: int = 1000,
-        among: Part | None = None,
-        blend: float = 0.0,
+        targets: Sequence[int | None] | np.ndarray | None = None,
+        options: SearchOptions | None = None,
     ) -> BatchResult:
-        """The k best rows for each query, whatever the other queries are, and how they were found.
+        """Find the k best rows of each query. Results do not depend on the rest of the batch.
 
-        fused, embedding: (q, dim), the queries as `Genius.fuse` and `Vectors.embedding` give them.
-        wanted: for each query the modality its answers must have; None, or -1 in an array, leaves it to the decoder.
-        mode: "generate" ranks IDs by log-probability (the paper's GENIUS); "rerank" ranks the items under the beams'
-          IDs by similarity (GENIUS^R); "fast" does so as soon as no more than `budget` items lie under the beams.
-        beam, budget: never less than k, so that k items are found where there are so many.
-        among: the rows that may come out, as `part` gives them; the answers are those of a collection of these alone.
-        blend: so many times the log-probability of an item's beam is added to its similarity, in "rerank" and "fast".
+        Args:
+            fused: (q, dim) fused query vectors, from `Genius.fuse`.
+            embedding: (q, dim) normalised query vectors, from `Vectors.embedding`.
+            targets: Modality of the hits of each query. None (-1 in an array) leaves it to the decoder.
+            options: How to search. The filters `where` and `ids` are not read here: see `restrict`.
+
+        Raises:
+            GeniusError: A query vector is not finite, or the number of targets is not q.
         """
-        check_search(k, mode, beam, budget, blend)
+        options = options or SearchOptions()
         fused, embedding = np.asarray(fused, np.float32), np.asarray(embedding, np.float32)
-        if not (np.isfinite(fused).all() and np.isfinite(embedding).all()):
-            bad = np.flatnonzero(~np.isfinite(fused).all(1) | ~np.isfinite(embedding).all(1))
-            raise GeniusError(f"The vector of query {bad[0]} holds values that are not numbers (NaN). Check the query.")
-        trie = self.trie if among is None else among.trie
-        begun = time.perf_counter()
-        beams = [NO_BEAMS] * len(fused)
-        if len(trie):
-            beams = beam_search(
-                self.model.decoder_runtime,
-                trie,
-                fused,
-                max(beam, k),
-                max_items=max(budget, k) if mode == "fast" else None,
-                modality=_first_codes(wanted, len(fused)),
-                tails=mode == "generate",
-                doubt=0.0 if mode == "generate" else DOUBT,
-            )
+        _check_finite(fused, embedding)
+        started = time.perf_counter()
+        beams = self._generate(fused, targets, options)
         generated = time.perf_counter()
-        rows = np.full((len(fused), k), -1, np.int64)
-        scores = np.full((len(fused), k), -np.inf, np.float32)
-        codes = np.zeros((len(fused), k, trie.levels), np.uint16)
+        top_k = self._rank(beams, fused, embedding, options)
+        seconds = {"generate": generated - started, "rerank": time.perf_counter() - generated}
+        return BatchResult(top_k, [SearchTrace(self._branches(found), found.items) for found in beams], seconds)
+
+    def _generate(
+        self, fused: np.ndarray, targets: Sequence[int | None] | np.ndarray | None, options: SearchOptions
+    ) -> list[Beams]:
+        """Generate IDs of the collection: decoder and trie."""
+        targets = _target_codes(targets, len(fused))
+        if not len(self):
+            return [_NO_BEAMS] * len(fused)
+        return beam_search(
+            self.model.decoder_runtime,
+            self.trie,
+            fused,
+            max(options.beam, options.k),
+            max_items=max(options.budget, options.k) if options.mode == "fast" else None,
+            targets=targets,
+            tails=options.mode == "generate",
+            min_modality_ratio=0.0 if options.mode == "generate" else MIN_MODALITY_RATIO,
+        )
+
+    def _rank(self, beams: list[Beams], fused: np.ndarray, embedding: np.ndarray, options: SearchOptions) -> TopK:
+        """Rank the items under the beams of each query."""
+        queries, k = len(beams), options.k
+        rows = np.full((queries, k), -1, np.int64)
+        scores = np.full((queries, k), -np.inf, np.float32)
+        codes = np.zeros((queries, k, self.trie.levels), np.uint16)
         for query, found in enumerate(beams):
-            if not len(found):
-                continue
-            if mode == "generate":
-                at, score = self._in_order(found, k)
+            beam, at = concatenate_ranges(found.lo, found.hi)
+            if options.mode == "generate":  # items that share an ID share its log-probability
+                at, score = at[:k], found.logprob[beam[:k]]
             else:
-                at, score = self._reranked(trie, found, fused[query], embedding[query], k, blend)
-            rows[query, : len(at)], scores[query, : len(at)] = trie.order[at], score
-            codes[query, : len(at)] = trie.ids(at)
-        seconds = {"generate": generated - begun, "rerank": time.perf_counter() - generated}
-        return BatchResult(TopK(rows, scores, codes), [SearchTrace(trie, found) for found in beams], seconds)
+                candidates = self.trie.order[at]
+                if self.embeddings is not None:
+                    score = by_embedding(embedding[query], self.embeddings[candidates])
+                else:
+                    score = by_codes(fused[query], self.trie.ids(at), self._code_vectors)
+                best = top(score, k, ties=candidates)
+                at, score = at[best], score[best]
+            rows[query, : len(at)], scores[query, : len(at)] = self.trie.order[at], score
+            codes[query, : len(at)] = self.trie.ids(at)
+        return TopK(rows, scores, codes)
 
-    # What is under the beams of one query: positions in the trie, best first, and their scores
-
-    def _in_order(self, beams: Beams, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The items of each beam in turn, with the beam's log-probability: items that share an ID share a score."""
-        of, at = concatenate_ranges(beams.lo, beams.hi)
-        return at[:k], beams.logprob[of[:k]]
-
-    def _reranked(
-        self, trie: Trie, beams: Beams, fused: np.ndarray, embedding: np.ndarray, k: int, blend: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        of, at, rows = under(trie.order, beams.lo, beams.hi)
-        if self.embeddings is not None:
-            scores = by_embedding(embedding, self.embeddings, rows)
-        else:
-            scores = by_codes(fused, trie.ids(at), self._code_vectors)
-        if blend:
-            scores += blend * beams.logprob[of].astype(np.float32)
-        best = best_of(scores.astype(np.float64), rows, k)  # ties go to the lower row
-        return at[best], scores[best]
+    def _branches(self, beams: Beams) -> list[Branch]:
+        """The beams as prefixes of IDs, best first."""
+        best = np.argsort(-beams.logprob[: beams.own], kind="stable")
+        codes = self.trie.ids(beams.lo[best])[:, : beams.level].tolist()
+        items = (beams.hi - beams.lo)[best].tolist()
+        return [Branch(*found) for found in zip(map(tuple, codes), beams.logprob[best].tolist(), items, strict=True)]
 
     @cached_property
     def _code_vectors(self) -> CodeVectors:
         return CodeVectors([book.cpu().numpy() for book in self.model.quantizer.codebooks])
 
 
-def _first_codes(wanted: Sequence[int | None] | np.ndarray | None, queries: int) -> np.ndarray | None:
-    if wanted is None:
+def _check_finite(fused: np.ndarray, embedding: np.ndarray) -> None:
+    bad = np.flatnonzero(~np.isfinite(fused).all(1) | ~np.isfinite(embedding).all(1))
+    if len(bad):
+        raise GeniusError(f"The vector of query {bad[0]} holds values that are not numbers (NaN). Check the query.")
+
+
+def _target_codes(targets: Sequence[int | None] | np.ndarray | None, queries: int) -> np.ndarray | None:
+    """(q,) the first codes of the targets, -1 where there is none."""
+    if targets is None:
         return None
-    if len(wanted) != queries:
-        raise GeniusError(f"{queries} queries and {len(wanted)} wanted modalities do not belong together.")
-    return np.array([-1 if modality is None else int(modality) for modality in wanted], np.int64)
+    if len(targets) != queries:
+        raise GeniusError(f"{queries} queries and {len(targets)} targets do not belong together.")
+    return np.array([-1 if target is None else int(target) for target in targets], np.int64)

@@ -37,7 +37,6 @@ class How:
     budget: int = 1000
     ids: frozenset[str] | None = None
     where: str | None = None
-    blend: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class _Batch:
             **answer.seconds,
             "total": time.monotonic() - one.arrived,
         }
-        return Reply(answer.hits, answer.branches, answer.looked_at, seconds, self.size, version, items)
+        return Reply(answer.hits, answer.branches, answer.candidates, seconds, self.size, version, items)
 
 
 _Outcome = tuple[_Asked, Reply | Exception]

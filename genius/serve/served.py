@@ -12,7 +12,7 @@ from PIL import Image
 from genius.data.items import Item, Query
 from genius.errors import BadIndex, BadItem, GeniusError
 from genius.index.index import Index
-from genius.search.searcher import MODES
+from genius.search.options import MODES
 from genius.serve.batching import Batcher, How, Reply
 from genius.serve.jobs import Job, Jobs
 from genius.serve.limits import Busy, TooLate

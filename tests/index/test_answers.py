@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from genius.data.items import Item, Query
 from genius.errors import GeniusError
 from genius.index.index import Index
-from genius.search.searcher import MODES
+from genius.search.options import MODES
 
 LEVELS = CONTENT_LEVELS + 1
 WORDS = ["cat", "dog", "sofa", "beach", "mountain", "car", "tree", "river", "bread", "lamp", "violin", "snow"]
@@ -49,9 +49,9 @@ def test_an_answer_has_the_hits_of_a_search_and_the_way_to_them(index, codes, mo
             having = [id for id, row in codes.items() if row[: len(branch.codes)] == branch.codes]
             assert branch.items == len(having) > 0
         under = sum(branch.items for branch in answer.branches)
-        assert len(answer.hits) <= under <= answer.looked_at <= len(index)
+        assert len(answer.hits) <= under <= answer.candidates <= len(index)
         if mode == "generate":
-            assert answer.looked_at == under
+            assert answer.candidates == under
             assert answer.hits[0].codes[: len(answer.branches[0].codes)] == answer.branches[0].codes
 
 
@@ -66,7 +66,7 @@ def test_encoded_queries_get_the_same_answers(index):
 def test_an_empty_index_answers_with_nothing(tmp_path: Path):
     empty = Index.create(tmp_path / "empty.genius", tiny_model())
     answer = empty.answer(QUERIES[0])
-    assert (answer.hits, answer.branches, answer.looked_at) == ([], [], 0)
+    assert (answer.hits, answer.branches, answer.candidates) == ([], [], 0)
     page = empty.browse_codes()
     assert (page.total, page.ids, page.children, page.items) == (0, 0, [], [])
 

@@ -16,8 +16,8 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from genius.data.items import Item, Modality, Query
-from genius.index.display import SHOWN, hit_html, hits_html, index_html, shared_prefixes
 from genius.index.index import Index
+from genius.search.cards import MAX_CARDS, shared_prefixes
 from genius.search.results import Hit, Hits
 
 VOID = {"img", "br", "hr"}
@@ -84,6 +84,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return index
 
 
+def hits_html(hits: list[Hit]) -> str:
+    return Hits(hits)._repr_html_()
+
+
 # What is on view
 
 
@@ -98,16 +102,16 @@ def test_a_hit_shows_id_score_kind_codes_text_and_on_hover_its_metadata():
 
 def test_images_are_made_small():
     noise = Image.effect_noise((1500, 900), 90).convert("RGB")
-    (image,) = well_formed(hit_html(hit("p", Item("p", image=noise), Modality.IMAGE))).all("img")
+    (image,) = well_formed(hit("p", Item("p", image=noise), Modality.IMAGE)._repr_html_()).all("img")
     data = base64.b64decode(image["src"].partition(",")[2])
     assert max(Image.open(io.BytesIO(data)).size) <= 256
     assert len(data) < 40_000
 
 
 def test_every_hit_is_shown_best_first_up_to_a_limit():
-    page = well_formed(hits_html([hit(f"id{i}.") for i in range(SHOWN + 7)]))
-    assert re.findall(r"id\d+\.", page.text) == [f"id{i}." for i in range(SHOWN)]
-    assert f"{SHOWN + 7} hits, the first {SHOWN} shown" in page.text
+    page = well_formed(hits_html([hit(f"id{i}.") for i in range(MAX_CARDS + 7)]))
+    assert re.findall(r"id\d+\.", page.text) == [f"id{i}." for i in range(MAX_CARDS)]
+    assert f"{MAX_CARDS + 7} hits, the first {MAX_CARDS} shown" in page.text
 
 
 def test_no_hits_are_said_in_words():
@@ -122,7 +126,7 @@ def test_codes_that_hits_share_from_the_beginning_have_a_colour():
 
 
 def test_an_index_shows_what_it_holds(index):
-    page = well_formed(index_html(index))
+    page = well_formed(index._repr_html_())
     for part in ("things.genius: 3 items", "1 image, 1 text, 1 pair", "1 of 3, 3 of 8", "embeddings"):
         assert part in page.text
     assert "lang (text)" in page.text
@@ -132,11 +136,11 @@ def test_an_index_shows_what_it_holds(index):
 
 def test_an_empty_index_and_one_of_vectors_alone_are_shown_too(tmp_path):
     index = Index.create(tmp_path / "new.genius", tiny_model())
-    assert "nothing yet" in well_formed(index_html(index)).text
+    assert "nothing yet" in well_formed(index._repr_html_()).text
     index.add_vectors(["v"], index.model.encode_items([Item("v", image=draw_image("red"))]))
-    assert "vector only" in well_formed(index_html(index)).text
+    assert "vector only" in well_formed(index._repr_html_()).text
     (found,) = index.search(Query(text="red"), k=1)
-    assert "The image is not at hand." in well_formed(hit_html(found)).text
+    assert "The image is not at hand." in well_formed(found._repr_html_()).text
 
 
 # What could go wrong
@@ -165,7 +169,7 @@ def test_even_a_broken_image_object_leaves_the_others(monkeypatch):
     def fail(source):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("genius.index.display.load_image", fail)
+    monkeypatch.setattr("genius.search.cards.load_image", fail)
     page = well_formed(hits_html([hit("p", Item("p", image=draw_image("red")), Modality.IMAGE)]))
     assert "no room" in page.text
 

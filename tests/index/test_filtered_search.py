@@ -15,7 +15,7 @@ from genius.index import snapshot
 from genius.index.index import Hit, Index
 from genius.index.snapshot import Snapshot
 from genius.model.genius import Genius
-from genius.search.searcher import MODES
+from genius.search.options import MODES
 
 WORDS = ["cat", "dog", "sofa", "beach", "mountain", "car", "tree", "river", "bread", "lamp", "violin", "snow"]
 LANGUAGES = ["en", "de", "it's", None]
@@ -268,7 +268,7 @@ def test_only_the_last_filters_are_remembered(index, monkeypatch):
     read = []
     rows = Snapshot.row_ids
     monkeypatch.setattr(Snapshot, "row_ids", lambda self, *key: read.append(key) or rows(self, *key))
-    monkeypatch.setattr(snapshot, "PARTS", 2)
+    monkeypatch.setattr(snapshot, "FILTERS", 2)
     for year in (1, 2, 1, 3, 1, 2, 3):
         index.search(Query(text="cat"), where=f"year > {year}")
     assert [key[0][-1] for key in read] == ["1", "2", "3", "2", "3"]

@@ -19,7 +19,7 @@ from genius.errors import BadIndex, BadItem, GeniusError
 from genius.index import ingest as writing
 from genius.index.index import Index
 from genius.model.genius import Genius
-from genius.search.searcher import MODES
+from genius.search.options import MODES
 
 WORDS = ["cat", "dog", "sofa", "beach", "mountain", "car", "tree", "river", "bread", "lamp", "violin", "snow"]
 

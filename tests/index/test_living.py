@@ -24,7 +24,7 @@ from genius.index import storage
 from genius.index.index import Index
 from genius.index.session import LOCK
 from genius.model.genius import Genius
-from genius.search.searcher import MODES
+from genius.search.options import MODES
 
 WORDS = ["cat", "dog", "sofa", "beach", "mountain", "car", "tree", "river", "bread", "lamp", "violin", "snow"]
 QUERIES = [Query(text="cat on a sofa"), Query(text="snow", target="text"), Query(image=draw_image("red"))]

@@ -27,6 +27,7 @@ from genius.index.index import Index
 from genius.model.genius import Genius
 from genius.model.published import convert
 from genius.search.beam import beam_search
+from genius.search.options import SearchOptions
 from genius.search.searcher import Searcher
 from genius.search.trie import Trie
 
@@ -92,7 +93,7 @@ def test_the_recorded_values(folder: Path) -> None:
         np.testing.assert_allclose(beams.logprob, golden.tensor("beam_logprob")[query], atol=1e-3)
 
     searcher = Searcher(model, codes, candidates.embedding())
-    found = searcher.search(fused, queries.embedding(), k=1, mode="generate", beam=10)
+    found = searcher.search(fused, queries.embedding(), None, SearchOptions(k=1, mode="generate", beam=10)).top
     np.testing.assert_array_equal(codes[found.rows[:, 0]], golden.tensor("beam_codes")[:, 0])
     np.testing.assert_allclose(found.scores[:, 0], golden.tensor("beam_logprob")[:, 0], atol=1e-3)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from genius.search import kernels as walk
+from genius.search import kernels
 from genius.search.trie import Trie
 
 SIZES = (2, 4, 3, 5)
@@ -29,7 +29,7 @@ def collections(draw: st.DrawFn) -> NDArray[np.uint16]:
 def test_best_of_is_a_sort(score: NDArray[np.float64], count: int, random: Random) -> None:
     lo = np.array(random.sample(range(1000), len(score)))
     expected = sorted(range(len(score)), key=lambda i: (-score[i], lo[i]))[:count]
-    assert walk.best_of(score, lo, count).tolist() == expected
+    assert kernels.top_sorted(score, lo, count).tolist() == expected
 
 
 @exact
@@ -37,7 +37,7 @@ def test_best_of_is_a_sort(score: NDArray[np.float64], count: int, random: Rando
 def test_enough_nodes_and_items_reach_the_threshold(score: NDArray[np.float64], nodes: int, items: int) -> None:
     lo = np.arange(len(score)) * 5
     hi = lo + 1 + lo % 4
-    reached = score >= walk.threshold(score, lo, hi, nodes, items)
+    reached = score >= kernels.threshold(score, lo, hi, nodes, items)
     assert reached.sum() >= min(nodes, len(score))
     assert (hi - lo)[reached].sum() >= min(items, (hi - lo).sum())
 
@@ -52,9 +52,9 @@ def test_nearest_are_the_greatest_sums_of_products(
     kind = data.draw(st.sampled_from(sorted(set(codes[:, 0].tolist()))))
     inside = np.flatnonzero(trie.codes[0] == kind)
     without = np.array(sorted(data.draw(st.sets(st.sampled_from(inside.tolist())))), np.int64)
-    got = walk.nearest(
-        trie.codes, trie.change, trie.starts, trie.start_bounds, inside[0], inside[-1] + 1, products, BOUNDS, without,
-        without + 1, count,
+    got = kernels.nearest(
+        trie.codes, trie.first_diff_level, trie.starts, trie.start_bounds, inside[0], inside[-1] + 1, products, BOUNDS,
+        without, without + 1, count,
     )  # fmt: skip
     total = sum(products[BOUNDS[level] + trie.codes[level].astype(int)] for level in range(1, 4))
     allowed = np.setdiff1d(inside, without)
@@ -71,8 +71,18 @@ def test_nearest_follows_the_best_nodes_of_a_large_collection() -> None:
     trie, bounds = Trie(codes), np.cumsum([3, *sizes])
     products = (rng.standard_normal(bounds[-1]) * np.repeat([0, 4, 2, 1], [4, 64, 64, 64])).astype(np.float32)
     nowhere = np.zeros(0, np.int64)
-    got = walk.nearest(
-        trie.codes, trie.change, trie.starts, trie.start_bounds, 0, len(trie), products, bounds, nowhere, nowhere, 50
+    got = kernels.nearest(
+        trie.codes,
+        trie.first_diff_level,
+        trie.starts,
+        trie.start_bounds,
+        0,
+        len(trie),
+        products,
+        bounds,
+        nowhere,
+        nowhere,
+        50,
     )
     total = sum(products[bounds[level] + trie.codes[level].astype(int)] for level in range(1, 4))
     best = np.argsort(-total)[:50]
@@ -82,18 +92,21 @@ def test_nearest_follows_the_best_nodes_of_a_large_collection() -> None:
 
 @exact
 @given(collections(), st.integers(0, 3), st.data())
-def test_children_are_the_tries(codes: NDArray[np.uint16], level: int, data: st.DataObject) -> None:
+def test_children_are_the_codes_that_follow(codes: NDArray[np.uint16], level: int, data: st.DataObject) -> None:
     trie = Trie(codes)
-    lo, hi = np.array([0]), np.array([len(trie)])
-    for above in range(level):
-        _, _, lo, hi = trie.children(lo, hi, above)
-    chosen = np.array(data.draw(st.lists(st.integers(0, len(lo) - 1), min_size=1, unique=True)))
-    parent, _, child_lo, child_hi = trie.children(lo[chosen], hi[chosen], level)
-    scan, walk_children = walk.SCAN, walk.children
-    got = walk_children(trie.change, trie.starts, trie.start_bounds, level, lo[chosen], hi[chosen])
-    assert scan > 60  # so that this test looks at all items; the large collection above looks children up
-    for ours, theirs in zip(got, (parent, child_lo, child_hi), strict=True):
-        assert ours.tolist() == theirs.tolist()
+    assert kernels.SCAN > 60  # so that this test scans all items; the large collection above looks children up
+    ids = [tuple(row) for row in trie.ids(np.arange(len(trie))).tolist()]
+    prefixes = sorted({id[:level] for id in ids})
+    chosen = data.draw(st.lists(st.sampled_from(prefixes), min_size=1, unique=True))
+    ranges = [[at for at, id in enumerate(ids) if id[:level] == prefix] for prefix in chosen]
+    lo, hi = np.array([inside[0] for inside in ranges]), np.array([inside[-1] + 1 for inside in ranges])
+    expected = []
+    for parent, inside in enumerate(ranges):
+        for code in sorted({ids[at][level] for at in inside}):
+            below = [at for at in inside if ids[at][level] == code]
+            expected.append((parent, below[0], below[-1] + 1))
+    got = kernels.children(trie.first_diff_level, trie.starts, trie.start_bounds, level, lo, hi)
+    assert list(zip(*(part.tolist() for part in got), strict=True)) == expected
 
 
 @exact
@@ -102,6 +115,6 @@ def test_one_id_only_where_all_codes_agree(codes: NDArray[np.uint16], data: st.D
     trie = Trie(codes)
     lo = data.draw(st.integers(0, len(trie) - 1))
     hi = data.draw(st.integers(lo + 1, len(trie)))
-    assert walk.one_id(trie.change, trie.levels, lo, hi) == (
+    assert kernels.is_single_id(trie.first_diff_level, trie.levels, lo, hi) == (
         len({tuple(c) for c in trie.ids(np.arange(lo, hi)).tolist()}) == 1
     )

@@ -12,7 +12,9 @@ from genius.encoders.base import Vectors
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.search.beam import beam_search
-from genius.search.searcher import MODES, SPARE, AppendBuffer, Searcher, TopK
+from genius.search.options import MODES, SearchOptions
+from genius.search.results import TopK
+from genius.search.searcher import SPARE, AppendBuffer, Searcher
 
 N, QUERIES = 300, 7
 ALL = N  # a beam as wide as the collection: nothing is pruned
@@ -54,8 +56,9 @@ def codes_of(searcher: Searcher) -> np.ndarray:
     return codes
 
 
-def ask(searcher: Searcher, queries: Vectors, **options) -> TopK:
-    return searcher.search(searcher.model.fuse(queries), queries.embedding(), **options)
+def ask(searcher: Searcher, queries: Vectors, targets=None, **options) -> TopK:
+    fused = searcher.model.fuse(queries)
+    return searcher.search(fused, queries.embedding(), targets, SearchOptions(**options)).top
 
 
 def log_probabilities(model: Genius, codes: np.ndarray, fused: np.ndarray) -> np.ndarray:
@@ -111,18 +114,18 @@ def test_rerank_orders_the_items_of_the_best_ids(searcher, queries):
 def test_many_queries_at_once_are_answered_as_one_by_one(searcher, queries, mode, embeddings):
     if not embeddings:
         searcher = Searcher(searcher.model, codes_of(searcher))
-    wanted = [None, Modality.TEXT, None, Modality.IMAGE, Modality.IMAGE_TEXT, None, None]
-    together = ask(searcher, queries, wanted=wanted, k=8, mode=mode, beam=10, budget=50)
+    targets = [None, Modality.TEXT, None, Modality.IMAGE, Modality.IMAGE_TEXT, None, None]
+    together = ask(searcher, queries, targets=targets, k=8, mode=mode, beam=10, budget=50)
     for i in range(QUERIES):
-        alone = ask(searcher, queries[i : i + 1], wanted=wanted[i : i + 1], k=8, mode=mode, beam=10, budget=50)
+        alone = ask(searcher, queries[i : i + 1], targets=targets[i : i + 1], k=8, mode=mode, beam=10, budget=50)
         assert (alone.rows[0] == together.rows[i]).all()
         np.testing.assert_allclose(alone.scores[0], together.scores[i], rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("modality", list(Modality))
-def test_only_wanted_items_come_out(searcher, queries, mode, modality):
-    found = ask(searcher, queries, wanted=np.full(QUERIES, modality), k=N, mode=mode)
+def test_only_items_of_the_target_modality_come_out(searcher, queries, mode, modality):
+    found = ask(searcher, queries, targets=np.full(QUERIES, modality), k=N, mode=mode)
     assert set(codes_of(searcher)[found.rows[found.rows >= 0], 0]) == {modality}
     assert ((found.rows >= 0).sum(1) == (codes_of(searcher)[:, 0] == modality).sum()).all()
     assert np.isneginf(found.scores[found.rows < 0]).all()
@@ -131,7 +134,7 @@ def test_only_wanted_items_come_out(searcher, queries, mode, modality):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_kind_that_is_not_there_is_not_found(searcher, queries, mode):
     texts = searcher.remove(np.flatnonzero(codes_of(searcher)[:, 0] != Modality.TEXT))
-    found = ask(texts, queries, wanted=[Modality.IMAGE] * QUERIES, k=3, mode=mode)
+    found = ask(texts, queries, targets=[Modality.IMAGE] * QUERIES, k=3, mode=mode)
     assert (found.rows == -1).all()
 
 
@@ -203,7 +206,7 @@ def test_new_items_need_embeddings_where_the_others_have_them(searcher):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_searching_a_part_is_searching_a_collection_of_it_alone(model, items, queries, data):
+def test_a_restricted_searcher_is_a_collection_of_these_rows_alone(model, items, queries, data):
     n = data.draw(st.sampled_from([1, 2, 30, N]))
     ids = data.draw(st.integers(1, n))  # fewer than n: items share IDs
     codes = model.codes(items)[np.arange(n) % ids]
@@ -215,22 +218,22 @@ def test_searching_a_part_is_searching_a_collection_of_it_alone(model, items, qu
         "mode": data.draw(st.sampled_from(MODES)),
         "beam": data.draw(st.sampled_from([1, 10, n])),
         "budget": data.draw(st.sampled_from([1, 20])),
-        "wanted": data.draw(st.none() | st.lists(st.sampled_from([None, *Modality]), min_size=7, max_size=7)),
+        "targets": data.draw(st.none() | st.lists(st.sampled_from([None, *Modality]), min_size=7, max_size=7)),
     }
     shuffled = np.array(data.draw(st.permutations(rows.tolist())), int)
-    found = ask(whole, queries, among=whole.part(shuffled), **options)
+    found = ask(whole.restrict(shuffled), queries, **options)
     alone = ask(Searcher(model, codes[rows], None if embeddings is None else embeddings[rows]), queries, **options)
     expected = np.where(alone.rows < 0, -1, np.append(rows, -1)[alone.rows])
     assert (found.rows == expected).all()
     np.testing.assert_array_equal(found.scores, alone.scores)
-    if options["wanted"] is None:
+    if options["targets"] is None:
         assert ((found.rows >= 0).sum(1) == min(options["k"], len(rows))).all()
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 1])
-def test_small_and_large_parts_are_searched_alike(searcher, queries, share):
+def test_few_and_many_rows_are_searched_alike(searcher, queries, share):
     rows = np.flatnonzero(np.random.default_rng(3).random(N) < share)
-    found = ask(searcher, queries, k=N, mode="fast", among=searcher.part(rows))
+    found = ask(searcher.restrict(rows), queries, k=N, mode="fast")
     assert (np.sort(found.rows)[:, N - len(rows) :] == rows).all()
 
 
@@ -248,7 +251,7 @@ def test_nothing_is_found_in_an_empty_collection(searcher, queries):
         ({"beam": 0}, "beam is 0"),
         ({"budget": 0}, "budget is 0"),
         ({"mode": "fastest"}, "no search mode 'fastest'. Choose one of generate, rerank, fast"),
-        ({"wanted": [None]}, "7 queries and 1 wanted"),
+        ({"targets": [None]}, "7 queries and 1 targets"),
     ],
 )
 def test_impossible_wishes_are_refused(searcher, queries, options, sentence):

@@ -97,7 +97,7 @@ class FakeIndex:
     def searcher(self) -> None:
         return None
 
-    def answer_vectors(self, vectors: Vectors, wanted: Sequence[Modality | None], **how: Any) -> list[SearchResult]:
+    def answer_vectors(self, vectors: Vectors, targets: Sequence[Modality | None], **how: Any) -> list[SearchResult]:
         texts = [self.said[int(place)] for place in vectors.text[:, 0]]
         self.groups.append((texts, how))
         if how["where"] == "wrong":

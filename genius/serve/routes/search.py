@@ -68,7 +68,7 @@ async def search_batch(request: Request, served: Ready) -> Response:
 
 
 def _from_form(parts: list[Part]) -> dict[str, Any]:
-    values = ("k", "beam", "budget", "blend", "explain")
+    values = ("k", "beam", "budget", "explain")
     return plain_fields(parts, files=("image",), lists=("ids",), values=values)
 
 
@@ -79,7 +79,7 @@ def _batch_from_form(parts: list[Part]) -> dict[str, Any]:
 
 def _how(body: Search) -> How:
     ids = None if body.ids is None else frozenset(body.ids)
-    return How(body.k, body.mode, body.beam, body.budget, ids, body.where, body.blend)
+    return How(body.k, body.mode, body.beam, body.budget, ids, body.where)
 
 
 async def _query(request: Request, served: Served, body: Search) -> Query:
@@ -132,7 +132,7 @@ def _shown(reply: Reply, served: Served, explain: bool) -> dict[str, Any]:
         "hits": hits,
         "seconds": {stage: round(seconds, 6) for stage, seconds in reply.seconds.items()},
         "batch": reply.batch,
-        "candidates": reply.looked_at,
+        "candidates": reply.candidates,
         "tree": _tree(reply, served) if explain else None,
     }
 
