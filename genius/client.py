@@ -1,3 +1,14 @@
-"""The client of the service; see `genius.integrations.client`."""
+"""The client of the HTTP service, see `genius.integrations.client`."""
 
-from genius.integrations.client import *  # noqa: F403
+from genius.integrations.client import (
+    Client,
+    JobStatus,
+    NotAllowed,
+    NotFound,
+    ServedIndex,
+    ServiceBusy,
+    ServiceError,
+    Unreachable,
+)
+
+__all__ = ["Client", "JobStatus", "NotAllowed", "NotFound", "ServedIndex", "ServiceBusy", "ServiceError", "Unreachable"]

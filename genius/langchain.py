@@ -1,3 +1,5 @@
-"""The LangChain retriever; see `genius.integrations.langchain`."""
+"""The LangChain retriever, see `genius.integrations.langchain`."""
 
-from genius.integrations.langchain import *  # noqa: F403
+from genius.integrations.langchain import GeniusRetriever
+
+__all__ = ["GeniusRetriever"]

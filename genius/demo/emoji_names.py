@@ -1,12 +1,9 @@
-"""Words about emoji: plain names, the English of Unicode's sub-groups, and what tells two variants of one emoji apart.
-
-Pure functions over code points and names. Knows nothing of images, files or where the names come from.
-"""
+"""Names of emoji and of Unicode's sub-groups in plain English, and the traits by which variants of an emoji differ."""
 
 import re
 
 TONES = {"1f3fb": "light", "1f3fd": "medium", "1f3ff": "dark"}
-"""Skin tones of the collection. The two between them (1f3fc, 1f3fe) are left out: they differ too little."""
+"""Skin tones of the collection. 1f3fc and 1f3fe are left out, since they differ too little from these."""
 
 ALL_TONES = frozenset({"1f3fb", "1f3fc", "1f3fd", "1f3fe", "1f3ff"})
 COLOURS = "red orange yellow green blue light_blue purple brown black grey white pink"
@@ -114,7 +111,7 @@ SUBGROUPS = {
     "zodiac": "signs of the zodiac",
 }
 
-_GENDERED = {  # code point -> (what it stands for regardless of gender, gender)
+_GENDERED = {  # code point -> (meaning regardless of gender, gender)
     "1f468": ("person", "man"),
     "1f469": ("person", "woman"),
     "1f9d1": ("person", "person"),
@@ -156,9 +153,9 @@ def plain_name(name: str, *, is_flag: bool = False) -> str:
 
 
 def concept_and_traits(codes: tuple[str, ...], name: str, group: str) -> tuple[str, dict[str, str]]:
-    """What an emoji shows, and the traits (skin tone, gender, hair, direction, colour, view) that make it a variant.
+    """The concept of an emoji, and its traits: skin tone, gender, hair, direction, colour, view.
 
-    Two emoji of one concept that differ in exactly one trait are each other's answer to a composed query.
+    A composed query leads from one emoji to another of the same concept that differs in exactly one trait.
     """
     rest, traits = [], {}
     people = [code for code in codes if code in ("1f466", "1f467", "1f468", "1f469", "1f9d1", "1f9d2")]
@@ -192,7 +189,7 @@ def concept_and_traits(codes: tuple[str, ...], name: str, group: str) -> tuple[s
 
 
 def change(before: dict[str, str], after: dict[str, str]) -> tuple[str, str] | None:
-    """The one trait that differs, as (trait, its new value; '' when it has none any more); else None."""
+    """(trait, new value or '') if exactly one trait differs, otherwise None."""
     differ = [trait for trait in sorted(before.keys() | after.keys()) if before.get(trait) != after.get(trait)]
     if "gender" in differ and {before.get("gender"), after.get("gender")} == {None, "person"}:
         return None
@@ -200,7 +197,7 @@ def change(before: dict[str, str], after: dict[str, str]) -> tuple[str, str] | N
 
 
 def wordings(trait: str, value: str) -> tuple[str, ...]:
-    """Ways to ask for the variant that `change` found; empty when there is no good way to say it."""
+    """Phrases that ask for the variant that `change` found; empty if there is no natural phrase."""
     if trait == "tone":
         if not value:
             return ("in plain yellow", "without a skin tone", "the same, but yellow as a smiley")

@@ -1,6 +1,6 @@
-"""`genius demo`: build the emoji collection, index it, ask one question of each of the eight kinds, show the answers.
+"""`genius demo`: index a collection of emoji, run one query for each task of M-BEIR, and show the hits.
 
-Everything lands in one folder and is used again next time. Uses the public surface only, as a user's own program would.
+Images, index and gallery are kept in one folder, so that the next run only searches.
 """
 
 import hashlib
@@ -22,28 +22,29 @@ from rich.text import Text
 from genius.data.items import Item, Modality, Query
 from genius.data.mbeir import TASKS
 from genius.demo.benchmark import PROMPTS
-from genius.demo.collection import CREDITS, Collection, build_collection
-from genius.demo.gallery import GalleryEntry, gallery, hit_name, task_name
+from genius.demo.collection import CREDITS, EmojiCollection, build_collection
+from genius.demo.gallery import GalleryEntry, gallery, hit_name
 from genius.errors import BadIndex
+from genius.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from genius.index.index import Hit, Index
     from genius.model.genius import Genius
 
-ANSWERS = 5
+HITS = 5
 _STYLES = ("green", "yellow", "magenta")
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question of the demo. `emoji` is the key of the emoji whose image (Twemoji's) is shown to the model."""
+    """A query of the demo. `emoji` is the key of the emoji whose Twemoji image is part of the query."""
 
     task: int
     text: str | None = None
     emoji: str | None = None
 
 
-# Emoji of the benchmark's test split: the model has not seen them in training.
+# Emoji of the benchmark's test split, which the model was not trained on.
 EXAMPLES = (
     Example(0, "a bird that can learn to speak"),
     Example(1, "jigsaw"),
@@ -59,22 +60,57 @@ EXAMPLES = (
 def run_demo(
     folder: str | os.PathLike[str] = "demo", model: "Genius | None" = None, console: Console | None = None
 ) -> Path:
-    """Runs the demo in `folder` with the bundled model, or the given one; returns the path of the gallery."""
+    """Runs the demo.
+
+    Args:
+        folder: Where to keep images, index and gallery.
+        model: The model to search with; the bundled model if None.
+        console: Where to print.
+
+    Returns:
+        The path of the gallery page.
+
+    Raises:
+        BadIndex: The folder holds an index that the demo did not make.
+    """
     console = console or Console(highlight=False)
     folder = Path(folder).resolve()
     collection = _build(folder / "images", console)
     index = _open_index(folder / "emoji.genius", collection.items(), model, console)
-    answers = ask(index, collection)
-    console.print(answer_table(answers))
+    entries = search_examples(index, collection)
+    console.print(hits_table(entries))
     page = folder / "gallery.html"
-    page.write_text(_page(answers, len(index)), encoding="utf-8")
+    about = about_page(index.model, len(index))
+    page.write_text(gallery(entries, "GENIUS finds emoji", about, ("Emoji artwork:", *CREDITS)), encoding="utf-8")
     console.print(Text(f"\nThe same with images: {page.as_uri()}"), soft_wrap=True)
-    _say_what_next(index.path, console)
+    _print_next_steps(index.path, console)
     return page
 
 
-def ask(index: "Index", collection: Collection) -> list[GalleryEntry]:
-    """The eight examples, asked in one call. The image shown to the model is not an answer, so it is left out."""
+def about_page(model: "Genius", items: int) -> tuple[str, str, str]:
+    """Paragraphs about the page: which codes the decoder layers generate, how mode fast ranks, what the index holds."""
+    levels, generated = len(model.decoder.config.sizes), model.decoder.config.written
+    if generated in (0, levels):
+        decoder = f"The decoder of this model generates all {levels} codes."
+    else:
+        semantic = "the first semantic code" if generated == 2 else f"the first {generated - 1} semantic codes"
+        decoder = (
+            f"The decoder layers of this model generate {generated} of the {levels} codes: the modality and "
+            f"{semantic}. A linear head over the query vector scores the other codes."
+        )
+    return (
+        f"Every item has an ID: a code for its modality, then codes that narrow down its content. {decoder}",
+        "The hits on this page come from the default mode, fast. Its beam search over the codes stops as soon as at "
+        f"most {SearchOptions.budget:,} candidates are left, and these are ranked by comparing their embeddings with "
+        "the query. So an ID need not be generated to its last code. A code is coloured if another hit of the same "
+        "query begins with the same codes.",
+        f"The index holds {items:,} items: all emoji, including those the model was trained on. The emoji in the "
+        "queries were kept out of training.",
+    )
+
+
+def search_examples(index: "Index", collection: EmojiCollection) -> list[GalleryEntry]:
+    """Runs the eight examples in one call. The image of a query is left out of its own hits."""
     known = {one.key: one for one in collection.emoji}
     queries, shown = [], []
     for example in EXAMPLES:
@@ -82,28 +118,27 @@ def ask(index: "Index", collection: Collection) -> list[GalleryEntry]:
         image = str(collection.image(emoji, "twemoji")) if emoji else None
         queries.append(Query(example.text, image, PROMPTS[example.task][0], TASKS[example.task][1]))
         shown.append(emoji)
-    found = index.search(queries, k=ANSWERS + 1)
-    answers = []
-    for query, emoji, hits in zip(queries, shown, found, strict=True):
+    entries = []
+    for query, emoji, hits in zip(queries, shown, index.search(queries, k=HITS + 1), strict=True):
         own = f"twemoji/{emoji.files['twemoji']}" if emoji else None
-        others = [hit for hit in hits if hit.id != own][:ANSWERS]
-        answers.append(GalleryEntry(query, others, f"{emoji.name} by Twemoji" if emoji else ""))
-    return answers
+        others = [hit for hit in hits if hit.id != own][:HITS]
+        entries.append(GalleryEntry(query, others, f"{emoji.name} by Twemoji" if emoji else ""))
+    return entries
 
 
-def answer_table(answers: Sequence[GalleryEntry], best: int = 3) -> Table:
-    """Kind and wording of each question, and its best answers with their score and codes."""
-    table = Table(title="One question of each kind", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("question", ratio=3)
-    table.add_column("answer", ratio=4)
+def hits_table(entries: Sequence[GalleryEntry], best: int = 3) -> Table:
+    """Each query with its best hits, their scores and their codes."""
+    table = Table(title="One query for each task", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("query", ratio=3)
+    table.add_column("hit", ratio=4)
     table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("generated codes", ratio=4)
-    for answer in answers:
-        image = f"[{answer.image_name}]" if answer.image_name else ""
-        question = [Text(task_name(answer.query), "bold"), *map(Text, filter(None, (image, answer.query.text)))]
-        for asked, hit in zip_longest(question, answer.hits[:best], fillvalue=None):
-            found = (Text(_short(hit)), f"{hit.score:.3f}", _codes(hit)) if hit else ()
-            table.add_row(asked, *found)
+    table.add_column("codes", ratio=4)
+    for entry in entries:
+        image = f"[{entry.image_name}]" if entry.image_name else ""
+        query = [Text(entry.task_name, "bold"), *map(Text, filter(None, (image, entry.query.text)))]
+        for line, hit in zip_longest(query, entry.hits[:best], fillvalue=None):
+            cells = (Text(_short(hit)), f"{hit.score:.3f}", _codes(hit)) if hit else ()
+            table.add_row(line, *cells)
         table.add_section()
     return table
 
@@ -114,13 +149,13 @@ def _short(hit: "Hit") -> str:
 
 
 def _codes(hit: "Hit") -> Text:
-    """The modality code in its colour, then the others."""
+    """The codes of a hit, the modality code coloured."""
     return Text(str(hit.codes[0]), style=f"bold {_STYLES[hit.modality]}") + Text(
         "".join(f" {code}" for code in hit.codes[1:]), style="dim"
     )
 
 
-def _build(folder: Path, console: Console) -> Collection:
+def _build(folder: Path, console: Console) -> EmojiCollection:
     columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("drawing", total=None)
@@ -130,33 +165,33 @@ def _build(folder: Path, console: Console) -> Collection:
 
 
 def _open_index(path: Path, items: list[Item], model: "Genius | None", console: Console) -> "Index":
-    """The index of these items: as it is, completed, or built anew when it belongs to other items or another model."""
+    """Opens the index and adds missing items, or rebuilds it if it holds other items or belongs to another model."""
     from genius.index.index import Index
     from genius.model.genius import Genius
 
     model = model or Genius.from_pretrained("mini")
-    stamp, wanted = path.with_name("items.sha256"), _digest(items)
+    stamp, digest = path.with_name("items.sha256"), _digest(items)
     if path.exists() and not stamp.exists():
-        raise BadIndex(f"{path} was not made by the demo and is left as it is. Run the demo in another folder.")
+        raise BadIndex(f"{path} was not made by the demo, so it is left unchanged. Run the demo in another folder.")
     try:
-        usable = path.exists() and stamp.read_text() == wanted
+        usable = path.exists() and stamp.read_text() == digest
         index = Index.open(path, model) if usable else None
     except BadIndex:
         index = None
     if index is None:
         shutil.rmtree(path, ignore_errors=True)
-        stamp.write_text(wanted)
+        stamp.write_text(digest)
         index = Index.create(path, model)
-    done = len(index)  # an interrupted run leaves the first items in place
+    done = len(index)  # an interrupted run has added the first items
     if done < len(items):
-        console.print(f"Indexing {len(items) - done:,} images, texts and pairs. This is done once.")
+        console.print(f"Indexing {len(items) - done:,} images, texts and pairs. The next run reuses them.")
         report = index.add(items[done:], progress=True)
         if report.bad:
             raise report.bad[0]
-    kinds = Counter(item.modality for item in items)
+    counts = Counter(item.modality for item in items)
     console.print(
-        f"The index holds {kinds[Modality.IMAGE]:,} images, {kinds[Modality.TEXT]:,} texts and "
-        f"{kinds[Modality.IMAGE_TEXT]:,} pairs of both.\n"
+        f"The index holds {counts[Modality.IMAGE]:,} images, {counts[Modality.TEXT]:,} texts and "
+        f"{counts[Modality.IMAGE_TEXT]:,} pairs of both.\n"
     )
     return index
 
@@ -168,27 +203,16 @@ def _digest(items: list[Item]) -> str:
     return digest.hexdigest()
 
 
-def _page(answers: Sequence[GalleryEntry], size: int) -> str:
-    about = (
-        "Every answer was found by generating its ID, code by code. The first code says what kind of thing it is, "
-        "each further one narrows down what it shows. A code has a colour when another answer to the same question "
-        "begins with the same codes.",
-        f"The index holds {size:,} items: all emoji, also those whose concepts the model was trained on. "
-        "The images and words asked with here are of emoji that were kept out of training.",
-    )
-    return gallery(answers, "GENIUS finds emoji", about, ("Emoji artwork:", *CREDITS))
-
-
-def _say_what_next(index: Path, console: Console) -> None:
+def _print_next_steps(index: Path, console: Console) -> None:
     console.print("\n".join(("\nEmoji artwork:", *CREDITS)), style="dim", soft_wrap=True)
     here = Path.cwd()
     shown = index.relative_to(here) if index.is_relative_to(here) else index
-    console.print("\nWhat to type next:")
-    for why, *commands in (
-        ("search the emoji with your own words", f'genius search {shown} "a sleepy animal" --target image'),
+    console.print("\nNext steps:")
+    for purpose, *commands in (
+        ("search the emoji in your own words", f'genius search {shown} "a sleepy animal" --target image'),
         ("index your own images", "genius index create my.genius", "genius index add my.genius IMAGES_FOLDER"),
         ("search them", 'genius search my.genius "words"'),
     ):
-        console.print(f"  # {why}", style="dim")
+        console.print(f"  # {purpose}", style="dim")
         for command in commands:
             console.print(Text(f"  {command}", "bold"), soft_wrap=True)

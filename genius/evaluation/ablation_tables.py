@@ -131,7 +131,7 @@ def _shares_chart(rows: dict[str, Ablation]) -> list[charts.Chart]:
 
 
 def _recalls(row: Ablation, method: str) -> dict[str, Estimate]:
-    """task -> Recall@5, the metric of all ablations in the paper."""
+    """Task -> Recall@5, the metric of all ablations in the paper."""
     results = [TaskResult.from_dict(result) for result in row["results"]]
     return {result.task: recall(result, 5) for result in results if result.method == method}
 
@@ -153,7 +153,7 @@ def _reranking(row: Ablation) -> str | None:
 
 
 def _paper(row: Ablation, reranked: bool) -> dict[str, float]:
-    """task -> the paper's recall, without or with re-ranking (stored as 'TASK, R')."""
+    """Task -> the paper's recall, without or with re-ranking (stored as 'TASK, R')."""
     values: dict[str, float] = row["paper"] or {}
     return {name.removesuffix(", R"): value for name, value in values.items() if name.endswith(", R") == reranked}
 

@@ -37,9 +37,10 @@ from genius.data.splits import SplitData, TaskData, Vocabulary, read_split
 from genius.encoders.base import Vectors
 from genius.encoders.mini import MiniEncoder
 from genius.errors import BadData, GeniusError
-from genius.evaluation.evaluate import Collection, check_names, score_collection
+from genius.evaluation.encoded_split import EncodedSplit
+from genius.evaluation.evaluate import evaluate_encoded
 from genius.evaluation.id_schemes import SCHEMES, UNDIVIDED, Scheme, make_scheme
-from genius.evaluation.runs import METHODS, SETTINGS, TaskResult, codebook_use
+from genius.evaluation.runs import METHODS, SETTINGS, TaskResult, check_names, codebook_use
 from genius.model.decoder import Decoder
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion import Fusion
@@ -376,7 +377,7 @@ def measure(place: Place, rows: Sequence[Row]) -> None:
     spent = time.monotonic() - started
     bench = _bench(place)
     vectors = bench.test_vectors
-    collection = Collection(bench.test, np.asarray(vectors.texts), np.asarray(vectors.images), np.empty((0, 0)))
+    collection = EncodedSplit(bench.test, np.asarray(vectors.texts), np.asarray(vectors.images), np.empty((0, 0)))
     collection.codes = model.codes(collection.vectors(bench.test.text, bench.test.image))
     use = codebook_use(collection.codes, model.scheme.sizes)
     done: dict[tuple[Any, ...], list[TaskResult]] = {}
@@ -384,7 +385,7 @@ def measure(place: Place, rows: Sequence[Row]) -> None:
         started = time.monotonic()
         key = (row.setting, row.beam, row.methods)
         if key not in done:
-            done[key] = score_collection(model, collection, (row.setting,), row.methods, row.beam, BUDGET, QUIET)
+            done[key] = evaluate_encoded(model, collection, (row.setting,), row.methods, row.beam, BUDGET, QUIET)
         result = {
             "seconds": round(spent + time.monotonic() - started, 1),
             "results": [score.as_dict() for score in done[key]],

@@ -1,7 +1,7 @@
-"""Recall, reciprocal rank, nDCG, and the interval of a mean, from which answers are right.
+"""Recall, reciprocal rank, nDCG and bootstrap intervals.
 
-Knows arrays only: nothing of queries, candidates or searching. `right` is (q, k) bool everywhere: whether the answer at
-each place is right, the best answer first. Every measure gives one figure a query, (q,) float64 from 0 to 1.
+In every function `right` is a (q, k) bool array: whether the answer at each rank is right, best answer first. Metrics
+return one value per query, (q,) float64 in [0, 1].
 """
 
 import numpy as np
@@ -11,19 +11,19 @@ Floats = NDArray[np.float64]
 
 
 def recall(right: np.ndarray, cut: int) -> Floats:
-    """M-BEIR's recall: 1 where any of the first `cut` answers is right, 0 elsewhere."""
+    """M-BEIR's Recall@cut: 1 if any of the first `cut` answers is right, else 0."""
     return np.asarray(right[:, :cut].any(axis=1), np.float64)
 
 
 def reciprocal_rank(right: np.ndarray, cut: int) -> Floats:
-    """1 / place of the first right answer; 0 where none of the first `cut` is right."""
+    """1 / rank of the first right answer, or 0 if none of the first `cut` answers is right."""
     first = right[:, :cut]
     gained: Floats = (first / np.arange(1, first.shape[1] + 1)).max(axis=1, initial=0.0)
     return gained
 
 
 def ndcg(right: np.ndarray, positives: np.ndarray, cut: int) -> Floats:
-    """Discounted gain of the first `cut` answers over that of the best order. positives: (q,) how many are right."""
+    """NDCG@cut with binary relevance. positives: (q,) number of right candidates of each query."""
     discounts = 1 / np.log2(np.arange(2, cut + 2))
     first = right[:, :cut]
     gained = first @ discounts[: first.shape[1]]
@@ -32,10 +32,10 @@ def ndcg(right: np.ndarray, positives: np.ndarray, cut: int) -> Floats:
 
 
 def interval(values: np.ndarray, seed: int = 0, rounds: int = 1000, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap of the mean. values: (q,) -> (low, high).
+    """Percentile bootstrap interval (low, high) of the mean of values (q,).
 
-    How often each distinct value is drawn is drawn at once: the same distribution as drawing every query, and far
-    cheaper where few values are distinct, as they are for recall.
+    Draws the counts of the distinct values from a multinomial. This has the same distribution as resampling queries
+    and is much faster for metrics with few distinct values, such as recall.
     """
     distinct, counts = np.unique(values, return_counts=True)
     drawn = np.random.default_rng(seed).multinomial(len(values), counts / len(values), size=rounds)

@@ -1,11 +1,9 @@
-"""Scores, the folder in which a run keeps them, and the tables that people read.
+"""Results of an evaluation, the folder that stores them, and tables for the terminal.
 
-    run.json                                what was measured, all scores, how the codes are used
-    scores/{setting}.{task}.{method}.json   one score each: what is here need not be computed again
-    vectors.npz                             the encoded texts and images
-    trec/{setting}/{task}.qrels             and {task}.{method}.run, for trec_eval and the like
-
-Knows figures and files. Does not search, and knows nothing of benchmarks or encoders.
+run.json                                 what was measured, all results, codebook use
+results/{setting}.{task}.{method}.json   one result each; results found here are not measured again
+vectors.npz                              encoded texts and images
+trec/{setting}/{task}.qrels              and {task}.{method}.run, for trec_eval and similar tools
 """
 
 import json
@@ -22,14 +20,13 @@ from rich import box
 from rich.table import Table
 
 from genius.data.splits import SplitData, TaskData
-from genius.errors import BadData
-from genius.model.genius import Genius
+from genius.errors import BadData, GeniusError
 
 METHODS = ("exact", "exact-modality", "fused", "generate", "rerank", "fast", "codes")
-"""exact: all stage-1 vectors; exact-modality: those of the asked modality; fused: all fused vectors; the three modes of
-search; codes: `fast` where no embeddings are kept."""
+"""exact: all stage-1 vectors; exact-modality: those of the target modality; fused: all fused vectors; generate, rerank,
+fast: the search modes; codes: `fast` without stored embeddings."""
 BASELINES = ("hnsw", "ivfpq", "opq", "rq")
-"""Other people's searches (`genius.evaluation.baselines`), for which Faiss is needed."""
+"""See `genius.evaluation.baselines`. All but rq need Faiss."""
 GROUPS = {"Exact search": METHODS[:3], "GENIUS": METHODS[3:], "Baselines": BASELINES}
 SETTINGS = ("local", "global")
 PROMPTS = ("first", "all")
@@ -40,24 +37,44 @@ WIDE = ("fashion200k", "fashioniq")
 FORMAT = 1
 
 
+def check_names(given: Sequence[str], known: Sequence[str], what: str) -> None:
+    """Raise GeniusError if a name is not known, or if there are none."""
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None or not given:
+        problem = f"There is no {what} {unknown!r}" if unknown is not None else f"No {what} was given"
+        raise GeniusError(f"{problem}. Choose from {', '.join(known)}.")
+
+
 def cuts_of(dataset: str) -> tuple[int, ...]:
-    """Where the recall of a data set is measured."""
+    """The values of k for which Recall@k of a data set is measured."""
     return WIDE_CUTS if dataset.casefold() in WIDE else CUTS
 
 
 def headline(dataset: str) -> int:
-    """The cut by which M-BEIR and the paper compare methods on a data set."""
+    """The k of the Recall@k by which M-BEIR and the paper compare methods on a data set."""
     return 10 if dataset.casefold() in WIDE else 5
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One method on one task.
+    """Metrics of one method on one task.
 
-    modalities: of query and target, such as "text->image". recall: cut -> %; interval: cut -> its 95 % interval, %.
-    mrr, ndcg: at 10, from 0 to 1. right_modality: how many of the first five answers (%) are of the wanted kind.
-    seconds: of searching, a query, when many are asked at once. bytes: what the method must keep of an item: vectors as
-    float32, codes packed. spread: cut -> standard deviation of the recall over the prompts, if more than one was used.
+    Attributes:
+        setting: "local" or "global".
+        task: Name of the task, such as "mscoco_task0".
+        dataset: Name of the data set.
+        modalities: Of query and target, such as "text->image".
+        method: One of METHODS or BASELINES.
+        queries: Number of queries.
+        candidates: Number of candidates searched.
+        recall: k -> Recall@k, %.
+        interval: k -> 95 % interval of Recall@k, %.
+        mrr: MRR@10, from 0 to 1.
+        ndcg: nDCG@10, from 0 to 1.
+        right_modality: Share of the first five answers that have the target modality, %.
+        seconds: Search time per query, with many queries per batch.
+        bytes: Bytes the method stores per item: vectors as float32, codes packed.
+        spread: k -> standard deviation of Recall@k over the prompts, if there are several.
     """
 
     setting: str
@@ -77,12 +94,13 @@ class TaskResult:
     spread: dict[int, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As it stands in JSON files, where cuts are strings."""
+        """JSON form, in which the values of k are strings."""
         made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return made
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TaskResult":
+        """Inverse of `as_dict`."""
         spread = values["spread"]
         return cls(
             **values
@@ -95,12 +113,12 @@ class TaskResult:
 
 
 def id_bytes(sizes: Sequence[int]) -> float:
-    """Bytes of a packed ID with so many codes at each level: 12.25 for the paper's 3 and eight times 4096."""
+    """Bytes of a packed ID with these codebook sizes: 12.25 for the paper's 3 and eight times 4096."""
     return sum(math.ceil(math.log2(size)) for size in sizes) / 8
 
 
 def codebook_use(codes: np.ndarray, sizes: Sequence[int]) -> list[dict[str, float]]:
-    """Of each level, from 1: how many of its codes (%) the items (n, levels) use, and the perplexity of that use."""
+    """For each level of codes (n, levels): the share of its codes in use (%) and the perplexity of their use."""
     levels = []
     for level, size in enumerate(sizes):
         counts = np.bincount(codes[:, level], minlength=size)
@@ -110,190 +128,187 @@ def codebook_use(codes: np.ndarray, sizes: Sequence[int]) -> list[dict[str, floa
     return levels
 
 
-def _weights(model: dict[str, Any]) -> str:
-    """What names a model and how it searches."""
-    return f"{model.get('fingerprint')}{' in eight bits' if model.get('int8') else ''}"
+class RunFolder:
+    """A run folder: one model on one benchmark with one set of search options. The module docstring lists its files.
 
+    Args:
+        folder: The folder. An existing run in it continues.
+        facts: What must be the same each time the run continues: benchmark, options, and `model` with its fingerprint.
 
-class Run:
-    """A run folder. One folder holds one model on one benchmark, asked in one way; see the top of this module."""
+    Raises:
+        BadData: The folder holds another run, or is damaged.
+    """
 
-    def __init__(self, folder: Path, model: Genius, facts: dict[str, Any]) -> None:
-        """facts: what must not change between two starts."""
-        about = {
-            "name": model.source,
-            "fingerprint": model.fingerprint,
-            "dim": model.dim,
-            "levels": model.quantizer.levels,
-            "codes_per_level": model.quantizer.codes_per_level,
-            "bytes_per_item": id_bytes(model.sizes),
-            "int8": model.int8,
-        }
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
         self.folder, self.started = folder, time.monotonic()
-        self.facts: dict[str, Any] = {"format": FORMAT, "model": about, **facts}
-        self.before = self._go_on()
+        self.facts: dict[str, Any] = {"format": FORMAT, **facts}
+        self.seconds_before = self._continue()
         (folder / "results").mkdir(parents=True, exist_ok=True)
-        self.scores = {}
-        for path in (folder / "results").glob("*.json"):
-            score = TaskResult.from_dict(json.loads(path.read_text()))
-            self.scores[score.setting, score.task, score.method] = score
-        self._write()
+        stored = [TaskResult.from_dict(json.loads(path.read_text())) for path in (folder / "results").glob("*.json")]
+        self.results = {(result.setting, result.task, result.method): result for result in stored}
+        self._write_run()
 
-    def _go_on(self) -> float:
-        """The seconds spent so far; refuses a folder that holds another run."""
+    def _continue(self) -> float:
+        """Check that the folder holds this run, and return the seconds spent on it so far."""
         path = self.folder / "run.json"
         if not path.exists():
             return 0.0
         try:
-            there = json.loads(path.read_text())
-            seconds = float(there["seconds"])
+            stored = json.loads(path.read_text())
+            seconds = float(stored["seconds"])
         except (ValueError, KeyError, TypeError) as error:
             raise BadData(f"{path} is damaged ({error!r}). Delete the folder to start over.") from error
         names = {"digest": "state of the benchmark's files", "limit": "limit", "prompts": "choice of prompts"}
         for key, value in self.facts.items():
-            old, new = there.get(key), value
+            old, new = stored.get(key), value
             if key == "model":
-                old, new = _weights(old or {}), _weights(new)
+                old, new = _model_name(old or {}), _model_name(new)
             if old != new:
                 raise BadData(
                     f"{self.folder} holds a run with another {names.get(key, key)} ({old} there, {new} here). Give "
                     "another folder with --out, or delete that one to start over."
                 )
-        self.facts["codebooks"] = there.get("codebooks", [])
+        self.facts["codebooks"] = stored.get("codebooks", [])
         return seconds
 
-    def score(self, setting: str, task: str, method: str) -> TaskResult | None:
-        return self.scores.get((setting, task, method))
-
-    def keep(
-        self, score: TaskResult, split: SplitData, task: TaskData, right: np.ndarray, answers: Sequence[np.ndarray]
+    def add(
+        self, result: TaskResult, split: SplitData, task: TaskData, right: np.ndarray, answers: Sequence[np.ndarray]
     ) -> None:
-        """Writes the answers, and then the score, which says that all is there.
+        """Store a result and its answers. The result is written last: it marks the rest as complete.
 
-        right: (2, pairs) queries and their right candidates; answers: for each prompt (q, k) candidates, -1 for none.
+        Args:
+            result: The metrics.
+            split: Names of the candidates.
+            task: Names of the queries.
+            right: (2, pairs) queries and their right candidates.
+            answers: For each prompt (q, k) candidates, -1 for none.
         """
-        trec = self.folder / "trec" / score.setting
+        trec = self.folder / "trec" / result.setting
         trec.mkdir(parents=True, exist_ok=True)
-        qrels = trec / f"{score.task}.qrels"
+        qrels = trec / f"{result.task}.qrels"
         if not qrels.exists():
             _write(qrels, (f"{task.qids[query]} 0 {split.dids[row]} 1\n" for query, row in right.T))
         for number, found in enumerate(answers, 1):
-            name = f"{score.task}.{score.method}" + (f".prompt{number}" if number > 1 else "")
-            _write(trec / f"{name}.run", _run_lines(split, task, score.method, found))
-        name = f"{score.setting}.{score.task}.{score.method}.json"
-        _write(self.folder / "results" / name, [json.dumps(score.as_dict(), indent=1) + "\n"])
-        self.scores[score.setting, score.task, score.method] = score
-        self._write()
+            name = f"{result.task}.{result.method}" + (f".prompt{number}" if number > 1 else "")
+            _write(trec / f"{name}.run", _trec_lines(split, task, result.method, found))
+        name = f"{result.setting}.{result.task}.{result.method}.json"
+        _write(self.folder / "results" / name, [json.dumps(result.as_dict(), indent=1) + "\n"])
+        self.results[result.setting, result.task, result.method] = result
+        self._write_run()
 
-    def _write(self) -> None:
-        def place(score: TaskResult) -> tuple[int, int, str, int]:
-            task, number = score.task.rsplit("_task", 1)
-            return SETTINGS.index(score.setting), int(number), task, (METHODS + BASELINES).index(score.method)
+    def _write_run(self) -> None:
+        def place(result: TaskResult) -> tuple[int, int, str, int]:
+            task, number = result.task.rsplit("_task", 1)
+            return SETTINGS.index(result.setting), int(number), task, (METHODS + BASELINES).index(result.method)
 
-        scores = [score.as_dict() for score in sorted(self.scores.values(), key=place)]
-        seconds = round(self.before + time.monotonic() - self.started, 1)
-        _write(
-            self.folder / "run.json",
-            [json.dumps(self.facts | {"seconds": seconds, "results": scores}, indent=1) + "\n"],
-        )
+        results = [result.as_dict() for result in sorted(self.results.values(), key=place)]
+        seconds = round(self.seconds_before + time.monotonic() - self.started, 3)
+        run = self.facts | {"seconds": seconds, "results": results}
+        _write(self.folder / "run.json", [json.dumps(run, indent=1) + "\n"])
 
     def load_vectors(self) -> dict[str, np.ndarray]:
-        """What `save_vectors` was given last; nothing, if it never was."""
+        """The arrays last given to `save_vectors`, or none."""
         path = self.folder / "vectors.npz"
         if not path.exists():
             return {}
         with np.load(path) as arrays:
-            if (str(arrays["fingerprint"]), str(arrays["digest"])) != self._maker:
-                raise BadData(f"{path} holds vectors of another model or benchmark. Delete it, and they are made anew.")
+            if (str(arrays["fingerprint"]), str(arrays["digest"])) != self._origin:
+                raise BadData(f"{path} holds vectors of another model or benchmark. Delete it to encode again.")
             return {name: arrays[name] for name in arrays if name not in ("fingerprint", "digest")}
 
     def save_vectors(self, **arrays: np.ndarray) -> None:
-        fingerprint, digest = self._maker
+        """Store arrays with the fingerprint of the model and the digest of the benchmark."""
+        fingerprint, digest = self._origin
         part = self.folder / "vectors.part.npz"
-        kept: dict[str, Any] = {"fingerprint": fingerprint, "digest": digest, **arrays}
-        np.savez(part, **kept)
+        stored: dict[str, Any] = {"fingerprint": fingerprint, "digest": digest, **arrays}
+        np.savez(part, **stored)
         os.replace(part, self.folder / "vectors.npz")
 
     @property
-    def _maker(self) -> tuple[str, str]:
+    def _origin(self) -> tuple[str, str]:
         return self.facts["model"]["fingerprint"], self.facts["digest"]
 
 
-def _run_lines(split: SplitData, task: TaskData, method: str, answers: np.ndarray) -> Iterator[str]:
-    """qid Q0 did rank score name. The score is 1 / rank: readers order by it, and equal ones as they like."""
+def _model_name(model: dict[str, Any]) -> str:
+    """Identifies a model's weights and their precision."""
+    return f"{model.get('fingerprint')}{' in eight bits' if model.get('int8') else ''}"
+
+
+def _trec_lines(split: SplitData, task: TaskData, method: str, answers: np.ndarray) -> Iterator[str]:
+    """Lines `qid Q0 did rank score name`. The score is 1 / rank, because tools sort by score."""
     for qid, found in zip(task.qids, answers, strict=True):
         for rank, row in enumerate(found[found >= 0], 1):
             yield f"{qid} Q0 {split.dids[row]} {rank} {1 / rank:.6f} genius-{method}\n"
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
-    """All lines or, if that is interrupted, none: what is there is whole."""
+    """Write all lines or, if interrupted, none."""
     part = path.with_name(path.name + ".part")
     with open(part, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(lines)
     os.replace(part, path)
 
 
-# For people
+# Tables for the terminal
 
 
-def tables(scores: Sequence[TaskResult]) -> Iterator[Table]:
-    """Tables of recall for each setting, with half the width of its 95 % interval, and means over the tasks.
+def tables(results: Sequence[TaskResult]) -> Iterator[Table]:
+    """One table of recall per setting, with half the width of the 95 % interval and means over the tasks.
 
-    Recall is at 5, and at 10 for the data sets of which M-BEIR says so. Baselines have their own table, beside exact
-    search: all methods together are too many for a terminal.
+    The recall is Recall@5, or Recall@10 for the data sets that M-BEIR reports so. The baselines get a second table,
+    beside exact search: all methods together do not fit a terminal.
     """
-    used = {score.method for score in scores}
+    used = {result.method for result in results}
     ours, baselines = ([method for method in group if method in used] for group in (METHODS, BASELINES))
-    for setting in dict.fromkeys(score.setting for score in scores):
-        mine = [score for score in scores if score.setting == setting]
+    for setting in dict.fromkeys(result.setting for result in results):
+        mine = [result for result in results if result.setting == setting]
         if ours:
             yield _table(f"Recall@5, %, {setting} pools, ± half the 95 % interval", mine, ours)
         if baselines:
             yield _table(f"Baselines: Recall@5, %, {setting} pools", mine, ["exact"] * ("exact" in used) + baselines)
 
 
-def _table(title: str, scores: Sequence[TaskResult], methods: Sequence[str]) -> Table:
+def _table(title: str, results: Sequence[TaskResult], methods: Sequence[str]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("task", no_wrap=True)
     for name in methods:
         table.add_column(name.replace("-", "-\n"), justify="right")
-    found = {(score.task, score.method): score for score in scores}
-    for task in dict.fromkeys(score.task for score in scores):
+    found = {(result.task, result.method): result for result in results}
+    for task in dict.fromkeys(result.task for result in results):
         one = found[task, methods[0]]
         label = task if headline(one.dataset) == 5 else f"{task} (@{headline(one.dataset)})"
         pool = f"[dim]{one.queries:,} in {one.candidates:,}[/]"
         table.add_row(f"{label}\n{pool}", *(_cell(found[task, method]) for method in methods))
     table.add_section()
-    for name, cells in _summary([[score for score in scores if score.method == method] for method in methods]):
+    for name, cells in _summary([[result for result in results if result.method == method] for method in methods]):
         table.add_row(name, *cells)
     return table
 
 
-def _cell(score: TaskResult) -> str:
-    cut = headline(score.dataset)
-    low, high = score.interval[cut]
-    return f"{score.recall[cut]:.1f}\n[dim]±{(high - low) / 2:.1f}[/]"
+def _cell(result: TaskResult) -> str:
+    cut = headline(result.dataset)
+    low, high = result.interval[cut]
+    return f"{result.recall[cut]:.1f}\n[dim]±{(high - low) / 2:.1f}[/]"
 
 
 def _summary(columns: list[list[TaskResult]]) -> Iterator[tuple[str, list[str]]]:
-    """Rows below the tasks: means over them, method by method."""
+    """Rows below the tasks: means over the tasks, one column per method."""
 
-    def row(name: str, figure: Callable[[TaskResult], float], form: str) -> tuple[str, list[str]]:
-        return name, [format(float(np.mean([figure(score) for score in scores])), form) for scores in columns]
+    def row(name: str, metric: Callable[[TaskResult], float], form: str) -> tuple[str, list[str]]:
+        return name, [format(float(np.mean([metric(result) for result in results])), form) for results in columns]
 
-    def main_recall(score: TaskResult) -> float:
-        return score.recall[headline(score.dataset)]
+    def main_recall(result: TaskResult) -> float:
+        return result.recall[headline(result.dataset)]
 
     name, means = row("mean", main_recall, ".1f")
     yield name, [f"[bold]{mean}[/]" for mean in means]
     if columns[0][0].method == "exact":
-        exact = max(float(np.mean([main_recall(score) for score in columns[0]])), 1e-9)
-        yield row("ratio to exact", lambda score: main_recall(score) / exact, ".3f")
-    if any(score.spread for scores in columns for score in scores):
-        yield row("spread over prompts", lambda s: s.spread[headline(s.dataset)] if s.spread else 0.0, ".1f")
-    yield row("MRR@10", lambda score: score.mrr, ".3f")
-    yield row("nDCG@10", lambda score: score.ndcg, ".3f")
-    yield row("right modality, %", lambda score: score.right_modality, ".1f")
-    yield row("ms a query", lambda score: 1000 * score.seconds, ".2f")
-    yield row("bytes an item", lambda score: score.bytes, ",.4g")
+        exact = max(float(np.mean([main_recall(result) for result in columns[0]])), 1e-9)
+        yield row("ratio to exact", lambda result: main_recall(result) / exact, ".3f")
+    if any(result.spread for results in columns for result in results):
+        yield row("spread over prompts", lambda r: r.spread[headline(r.dataset)] if r.spread else 0.0, ".1f")
+    yield row("MRR@10", lambda result: result.mrr, ".3f")
+    yield row("nDCG@10", lambda result: result.ndcg, ".3f")
+    yield row("right modality, %", lambda result: result.right_modality, ".1f")
+    yield row("ms per query", lambda result: 1000 * result.seconds, ".2f")
+    yield row("bytes per item", lambda result: result.bytes, ",.4g")

@@ -1,16 +1,17 @@
-"""A LangChain retriever over an index or a client of one. Needs langchain-core: pip install "genius-search[langchain]".
+"""A LangChain retriever over an Index or a Client. Needs langchain-core: pip install "genius-search[langchain]".
 
-There is a retriever and no `VectorStore`: a vector store is asked with vectors of whatever embedding the caller plugs
-in, whereas here the index's own model reads the words and writes the ID of the answer.
+It is a retriever and not a `VectorStore`, because a vector store is searched with the vectors of any embedding, while
+an index encodes queries with its own model.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from genius.data.items import Query
 from genius.errors import GeniusError, MissingExtra
+from genius.integrations.sources import SearchSource, hit_metadata
 from genius.search.options import SearchKeywords
-from genius.search.results import Hit, Hits
+from genius.search.results import Hit
 
 try:
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -23,31 +24,26 @@ except ImportError as error:
 
 __all__ = ["GeniusRetriever"]
 
-
-_OF_THE_QUERY = ("target", "instruction")
-_SETTINGS = frozenset([*_OF_THE_QUERY, "k", *SearchKeywords.__annotations__])
-
-
-@runtime_checkable
-class Searchable(Protocol):
-    """An Index or a Client."""
-
-    def search(self, query: Query, k: int = 10, **options: Any) -> Hits: ...
+_QUERY_SETTINGS = ("target", "instruction")
+_SETTINGS = frozenset([*_QUERY_SETTINGS, "k", *SearchKeywords.__annotations__])
 
 
 class GeniusRetriever(BaseRetriever):
-    """Documents for words: texts, images and pairs.
+    """Retrieves documents for words: texts, images and pairs.
+
+    A document's text is the item's text, or "". Its metadata are the item's metadata, overlaid with `id`, `score`,
+    `modality`, `codes` and, for an image in a file, `image`. Chains that read only texts should set a target with
+    text.
 
     >>> GeniusRetriever(source=Index.open("photos.genius"), search_kwargs={"k": 4, "target": "text"})  # doctest: +SKIP
 
-    search_kwargs: `k`, `target` and `instruction` (see `Query`), and the options of `Index.search`, such as `where`.
-      A call can override them: `retriever.invoke("cats", k=3)`.
-    A document's text is the item's, "" where it has none; for a chain that reads only texts, ask for a target with
-    text. Its metadata are the item's, and over them `id`, `score`, `modality`, `codes` and, for an image in a file,
-    `image`.
+    Attributes:
+        source: An Index or a Client.
+        search_kwargs: `k`, `target`, `instruction` (see `Query`) and the options of `Index.search`, such as `where`.
+            A call can override them: `retriever.invoke("cats", k=3)`.
     """
 
-    source: Searchable
+    source: SearchSource
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("search_kwargs")
@@ -69,21 +65,13 @@ class GeniusRetriever(BaseRetriever):
     def _documents(self, text: str, changes: Mapping[str, Any]) -> list[Document]:
         _check(changes)
         settings = {**self.search_kwargs, **changes}
-        query = Query(text=text, **{name: settings.pop(name, None) for name in _OF_THE_QUERY})
+        query = Query(text=text, **{name: settings.pop(name, None) for name in _QUERY_SETTINGS})
         return [_document(hit) for hit in self.source.search(query, **settings)]
 
 
 def _document(hit: Hit) -> Document:
-    item = hit.item
-    metadata = item.metadata | {
-        "id": hit.id,
-        "score": hit.score,
-        "modality": hit.modality.label,
-        "codes": list(hit.codes),
-    }
-    if isinstance(item.image, str):
-        metadata["image"] = item.image
-    return Document(id=hit.id, page_content=item.text or "", metadata=metadata)
+    image = {"image": hit.item.image} if isinstance(hit.item.image, str) else {}
+    return Document(id=hit.id, page_content=hit.item.text or "", metadata=hit_metadata(hit) | image)
 
 
 def _check(settings: Mapping[str, Any]) -> None:

@@ -1,18 +1,18 @@
-"""A LlamaIndex retriever over an index or a client of one.
+"""A LlamaIndex retriever over an Index or a Client. Needs llama-index-core: pip install "genius-search[llamaindex]".
 
-Needs llama-index-core: pip install "genius-search[llamaindex]". There is a retriever and no vector store: the index's
-own model reads the query and writes the ID of the answer, so an embedding that the caller made is of no use to it.
+It is a retriever and not a vector store, because an index encodes queries with its own model.
 """
 
 import asyncio
 import base64
 import os
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 from genius.data.items import Modality, Query
 from genius.errors import MissingExtra
-from genius.search.options import SearchKeywords
-from genius.search.results import Hit, Hits
+from genius.integrations.sources import SearchSource, hit_metadata
+from genius.search.options import SearchKeywords, SearchOptions
+from genius.search.results import Hit
 
 try:
     from llama_index.core.base.llms.types import BaseContentBlock, TextBlock
@@ -26,37 +26,37 @@ __all__ = ["GeniusRetriever"]
 _NOT_FOR_PROMPTS = ["score", "modality", "codes"]
 
 
-class Searchable(Protocol):
-    """An Index or a Client."""
-
-    def search(self, query: Query, k: int = 10, **options: Any) -> Hits: ...
-
-
-class ImageNode(ImageNode):
+class CaptionedImageNode(ImageNode):
     """An ImageNode that shows a multimodal model its text as well as its image."""
 
     def get_content_blocks(self, metadata_mode: MetadataMode = MetadataMode.NONE) -> list[BaseContentBlock]:
+        """The text, if there is one, and the image."""
         words: list[BaseContentBlock] = [TextBlock(text=self.text)] if self.text else []
         return words + super().get_content_blocks(metadata_mode)
 
 
 class GeniusRetriever(BaseRetriever):
-    """Nodes for words, an image, or both: `TextNode` for texts, `ImageNode` for what has an image at hand.
+    """Retrieves nodes for words, an image, or both: `ImageNode` for items with an image, else `TextNode`.
+
+    Searches with `query_str` and `image_path` of a QueryBundle and ignores its embeddings. An image in a file is
+    returned as `image_path`, any other as `image` in base64. A node's metadata are the item's metadata, overlaid with
+    `id`, `score`, `modality` and `codes`; prompts leave out the last three.
 
     >>> GeniusRetriever(Index.open("photos.genius"), k=4, target="image")  # doctest: +SKIP
 
-    k and the options are those of `Index.search`, target and instruction those of `Query`.
-    image_size: a client fetches images with their sides at most so long; None: it fetches none. An index gives
-      images as they are.
-    Of a QueryBundle, `query_str` and `image_path` are searched with; embeddings and texts to embed are passed over.
-    An image in a file is given as `image_path`, any other as `image`, in base64. A node's metadata are the item's, and
-    over them `id`, `score`, `modality` and `codes`; prompts leave out the last three.
+    Args:
+        source: An Index or a Client.
+        k: Number of nodes.
+        target: See `Query`.
+        instruction: See `Query`.
+        image_size: Maximum side in pixels of images fetched by a Client; None fetches no images.
+        **options: See `Index.search`.
     """
 
     def __init__(
         self,
-        source: Searchable,
-        k: int = 10,
+        source: SearchSource,
+        k: int = SearchOptions.k,
         target: Modality | str | None = None,
         instruction: str | None = None,
         image_size: int | None = 512,
@@ -88,13 +88,12 @@ def _node(hit: Hit) -> TextNode:
     fields: dict[str, Any] = {
         "id_": hit.id,
         "text": item.text or "",
-        "metadata": item.metadata
-        | {"id": hit.id, "score": hit.score, "modality": hit.modality.label, "codes": list(hit.codes)},
+        "metadata": hit_metadata(hit),
         "excluded_llm_metadata_keys": _NOT_FOR_PROMPTS,
         "excluded_embed_metadata_keys": _NOT_FOR_PROMPTS,
     }
     if isinstance(item.image, bytes):
-        return ImageNode(image=base64.b64encode(item.image).decode(), **fields)
+        return CaptionedImageNode(image=base64.b64encode(item.image).decode(), **fields)
     if isinstance(item.image, str | os.PathLike):
-        return ImageNode(image_path=os.fspath(item.image), **fields)
+        return CaptionedImageNode(image_path=os.fspath(item.image), **fields)
     return TextNode(**fields)

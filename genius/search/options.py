@@ -43,6 +43,8 @@ class SearchOptions:
                 raise GeniusError(f"{name} is {value!r}; it must be a whole number.")
             if int(value) < 1:
                 raise GeniusError(f"{name} is {value}; it must be at least 1.")
+        if isinstance(self.ids, str):
+            raise GeniusError(f"ids is the string {self.ids!r}. Write a list of ids.")
         if self.mode not in MODES:
             raise GeniusError(f"There is no search mode {self.mode!r}. Choose one of {', '.join(MODES)}.")
         if isinstance(self.ids, str):

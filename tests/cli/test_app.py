@@ -511,7 +511,7 @@ def test_evaluate_in_one_setting_with_groups_of_methods(run, bench, monkeypatch)
     for methods in ((), ("--methods", "all"), ("--methods", "rq,baselines,exact")):
         assert run("evaluate", bench, "--setting", "global", "--split", "val", *methods).status == 0
     assert {(arguments[2], arguments[3]) for arguments in seen} == {("val", ("global",))}
-    ours, baselines = genius.evaluation.evaluate.METHODS, genius.evaluation.evaluate.BASELINES
+    ours, baselines = genius.evaluation.runs.METHODS, genius.evaluation.runs.BASELINES
     assert [tuple(arguments[4]) for arguments in seen] == [ours, ours + baselines, ("exact", *baselines)]
 
 

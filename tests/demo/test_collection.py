@@ -27,7 +27,7 @@ def few(emoji: list[Emoji], monkeypatch: pytest.MonkeyPatch) -> list[Emoji]:
 
 
 def test_about_ten_thousand_items_with_their_own_ids(emoji: list[Emoji], tmp_path: Path) -> None:
-    items = module.Collection(tmp_path, emoji).items()
+    items = module.EmojiCollection(tmp_path, emoji).items()
     kinds = Counter(item.modality for item in items)
     assert 10_000 <= len(items) <= 12_500
     assert kinds[Modality.IMAGE] == 2 * len(emoji) == 2 * kinds[Modality.IMAGE_TEXT]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from genius.data.items import Item, Modality, Query
-from genius.demo.gallery import GalleryEntry, gallery, task_name
+from genius.demo.gallery import GalleryEntry, gallery
 
 IMAGE = Image.new("RGB", (300, 200), "teal")
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(lambda text: bool(text.strip(' "')))
@@ -83,23 +83,23 @@ def test_images_are_small_and_keep_their_shape() -> None:
 def test_shared_codes_have_one_colour_and_others_none() -> None:
     hits = [hit("a", codes=(7, 8, 1)), hit("b", codes=(7, 8, 2)), hit("c", codes=(9, 8, 2)), hit("d", codes=(7, 3, 2))]
     page = gallery([GalleryEntry(Query("x"), hits)], "Title")
-    lists = re.findall(r'<li.*?<div class="codes".*?</div>', page)
+    lists = re.findall(r'<li.*?<div class="codes".*?</div>', page, re.DOTALL)
     colours = [re.findall(r"--hue:(\d+)\">(\d+)", entry) for entry in lists]
     assert [[code for _, code in entry] for entry in colours] == [["7", "8"], ["7", "8"], [], ["7"]]
     assert colours[0] == colours[1]
-    assert "3 of 4 answers begin with" in page
+    assert "3 of 4 hits begin with" in page
 
 
 def test_the_sentence_when_nothing_is_shared() -> None:
     page = gallery([GalleryEntry(Query("x"), [hit(codes=(1, 2)), hit(codes=(3, 2))])], "Title")
-    assert "shares no code" in page
+    assert "shares only its modality" in page
     assert "--hue:" not in page
 
 
 def test_task_names() -> None:
-    assert task_name(Query("x", target="image")) == "text → image"
-    assert task_name(Query("x", IMAGE, target="pair")) == "image + text → image + text"
-    assert task_name(Query(image=IMAGE)) == "image → anything"
+    assert GalleryEntry(Query("x", target="image"), []).task_name == "text → image"
+    assert GalleryEntry(Query("x", IMAGE, target="pair"), []).task_name == "image + text → image + text"
+    assert GalleryEntry(Query(image=IMAGE), []).task_name == "image → anything"
 
 
 def test_no_answers() -> None:

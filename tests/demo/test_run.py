@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes import tiny_model
 from rich.console import Console
 
 from genius.data.items import Item, Modality, Query
@@ -15,8 +16,9 @@ from genius.data.mbeir import TASKS
 from genius.demo import collection
 from genius.demo.benchmark import SPLITS
 from genius.demo.collection import Emoji, list_emoji
-from genius.demo.run import EXAMPLES, run_demo
+from genius.demo.run import EXAMPLES, about_page, run_demo
 from genius.errors import BadIndex, BadItem
+from genius.model.genius import Genius
 
 ITEMS = 4 * 8 + 8
 """Eight emoji, each drawn twice, described and paired, and the eight groups they are of."""
@@ -38,8 +40,10 @@ class FakeIndex:
     """How many items each call of `add` was given, over all instances."""
     stop_after: int | None = None
 
+    model = tiny_model()
+
     def __init__(self, path: Path, model: str) -> None:
-        self.path, self.model = path, model
+        self.path, self.model_name = path, model
 
     @property
     def file(self) -> Path:
@@ -66,7 +70,7 @@ class FakeIndex:
         assert progress
         FakeIndex.added.append(len(items))
         kept = self.items() + items[: FakeIndex.stop_after]
-        self.file.write_text(json.dumps({"model": self.model, "items": [vars(item) for item in kept]}))
+        self.file.write_text(json.dumps({"model": self.model_name, "items": [vars(item) for item in kept]}))
         if FakeIndex.stop_after is not None:
             raise KeyboardInterrupt
         bad = [BadItem(item.id, "broken") for item in items if not Path(str(item.image or __file__)).exists()]
@@ -144,6 +148,14 @@ def test_what_is_shown(tmp_path: Path, console: Console) -> None:
         assert command in said
     assert page.count('<section class="card">') == 8
     assert "kept out of training" in page
+
+
+def test_the_page_says_which_codes_the_decoder_generates() -> None:
+    bundled = " ".join(about_page(Genius.from_pretrained("mini"), 5))
+    assert "generate 2 of the 13 codes: the modality and the first semantic code." in bundled
+    assert "A linear head over the query vector scores the other codes." in bundled
+    assert "ranked by comparing their embeddings" in bundled
+    assert "generates all 4 codes" in about_page(tiny_model(), 5)[0]
 
 
 def test_the_image_asked_with_is_not_an_answer(tmp_path: Path, console: Console) -> None:

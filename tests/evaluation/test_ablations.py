@@ -222,8 +222,8 @@ def test_all_rows_are_measured_and_none_of_them_twice(
     bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches = []
-    search = module.score_collection
-    monkeypatch.setattr(module, "score_collection", lambda *given: searches.append(given[2:5]) or search(*given))
+    search = module.evaluate_encoded
+    monkeypatch.setattr(module, "evaluate_encoded", lambda *given: searches.append(given[2:5]) or search(*given))
     out = tmp_path / "out"
     results = run(bench, out)
     assert [row["name"] for row in results] == list(ROWS)
@@ -252,7 +252,7 @@ def test_all_rows_are_measured_and_none_of_them_twice(
     assert not np.allclose(arrays["with"], arrays["without"])
     assert sorted(arrays["modality"].tolist()) == [0] * 6 + [1] * 6 + [2] * 6
 
-    for name in ("train_decoder", "write_vectors", "score_collection"):
+    for name in ("train_decoder", "write_vectors", "evaluate_encoded"):
         monkeypatch.setattr(module, name, forbid)
     assert run(bench, out) == results
 

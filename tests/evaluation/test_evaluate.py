@@ -1,4 +1,4 @@
-"""Every figure on a small benchmark against one query at a time and plain sorting; what stops a run."""
+"""Every metric on a small benchmark against one query at a time and plain sorting; what stops a run."""
 
 import json
 from collections.abc import Sequence
@@ -19,18 +19,10 @@ from genius.data.mbeir import Benchmark, Candidate, Task, write_instructions, wr
 from genius.data.splits import SplitData, TaskData
 from genius.errors import BadData, BadModel, GeniusError
 from genius.evaluation import evaluate as module
-from genius.evaluation.evaluate import (
-    BASELINES,
-    CUTS,
-    METHODS,
-    SETTINGS,
-    Collection,
-    TaskResult,
-    encode_questions,
-    evaluate,
-    read_questions,
-    score_collection,
-)
+from genius.evaluation import pool as pool_module
+from genius.evaluation.encoded_split import EncodedSplit, encode_split, read_evaluation_split
+from genius.evaluation.evaluate import evaluate, evaluate_encoded
+from genius.evaluation.runs import BASELINES, CUTS, METHODS, SETTINGS, TaskResult
 from genius.model.genius import Genius
 
 QUIET = Console(quiet=True)
@@ -57,14 +49,14 @@ def scores(model: Genius, bench: Benchmark) -> list[TaskResult]:
 
 
 @dataclass
-class Figures:
+class Expected:
     recall: dict[int, float]
     right_modality: float
     mrr: float
     ndcg: float
 
 
-def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: str, split: str = "test") -> Figures:
+def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: str, split: str = "test") -> Expected:
     """One query after another, every candidate scored and sorted."""
     pool = bench.pool(task, split) if setting == "local" else bench.global_pool(split)
     if method == "exact-modality":
@@ -95,10 +87,10 @@ def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: st
         places.append(1 / right[0] if right else 0)
         gains.append(sum(1 / np.log2(1 + place) for place in right) / sum(1 / np.log2(1 + place) for place in best))
     recall = {cut: 100 * hits[cut] / len(queries) for cut in CUTS}
-    return Figures(recall, 100 * float(np.mean(kinds)), float(np.mean(places)), float(np.mean(gains)))
+    return Expected(recall, 100 * float(np.mean(kinds)), float(np.mean(places)), float(np.mean(gains)))
 
 
-def check(score: TaskResult, expected: Figures) -> None:
+def check(score: TaskResult, expected: Expected) -> None:
     assert score.recall == pytest.approx(expected.recall), score
     assert score.right_modality == pytest.approx(expected.right_modality), score
     assert score.mrr == pytest.approx(expected.mrr), score
@@ -128,7 +120,7 @@ def test_the_methods_and_settings_are_not_all_alike(scores: list[TaskResult]) ->
     assert local != everywhere
 
 
-def test_in_its_own_pool_every_answer_is_of_the_wanted_kind(scores: list[TaskResult]) -> None:
+def test_in_its_own_pool_every_answer_is_of_the_target_modality(scores: list[TaskResult]) -> None:
     assert {s.right_modality for s in scores if s.setting == "local"} == {100}
     assert min(s.right_modality for s in scores if s.setting == "global") < 100
     assert {s.right_modality for s in scores if s.method == "exact-modality"} == {100}
@@ -178,9 +170,9 @@ class Case:
 
     def score(self) -> TaskResult:
         cut = module.cuts_of(self.task.task.dataset)[-1]
-        answers = module._answers(self.split, self.task, self.pool, self.ranked, cut)
-        asked = module._Asked(self.pool, [answers], 0.0, 1.0)
-        return module._score(self.split, self.task, "local", "exact", asked)
+        answers = module._without_own_image(self.split, self.task, self.pool, self.ranked, cut)
+        asked = module._Answers(self.pool, [answers], 0.0, 1.0)
+        return module._result(self.split, self.task, "local", "exact", asked)
 
 
 def make_case(seed: int, queries: int, candidates: int, answers: int) -> Case:
@@ -263,8 +255,8 @@ def test_a_limit_takes_some_queries_of_each_task(model: Genius, bench: Benchmark
 
 
 def test_sampled_queries_keep_their_own_answers_and_prompts(bench: Benchmark) -> None:
-    everything, some = (read_questions(bench, "test", limit, prompts="all") for limit in (None, 3))
-    whole, part = everything.split.tasks[0], some.split.tasks[0]
+    everything, some = (read_evaluation_split(bench, "test", limit, prompts="all") for limit in (None, 3))
+    whole, part = everything.data.tasks[0], some.data.tasks[0]
     name = whole.task.name
     assert len(part) == len(part.image) == len(part.positives) == 3
     for row, qid in enumerate(part.qids):
@@ -276,14 +268,14 @@ def test_sampled_queries_keep_their_own_answers_and_prompts(bench: Benchmark) ->
 
 def test_beam_and_budget_reach_the_search(model: Genius, bench: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
-    search = module.Searcher.search
+    search = pool_module.Searcher.search
 
     def watched(self, fused, embedding, targets, options):  # type: ignore[no-untyped-def]
         seen.add((options.mode, options.beam, options.budget, self.embeddings is None))
         assert targets is None  # the model must understand the prompt
         return search(self, fused, embedding, targets, options)
 
-    monkeypatch.setattr(module.Searcher, "search", watched)
+    monkeypatch.setattr(pool_module.Searcher, "search", watched)
     evaluate(model, bench, settings=("global",), tasks=["shapes_task0"], beam=33, budget=44, limit=1, console=QUIET)
     modes = [("generate", False), ("rerank", False), ("fast", False), ("fast", True)]
     assert seen == {(mode, 33, 44, bare) for mode, bare in modes}
@@ -300,10 +292,10 @@ def test_a_beam_of_one_gives_one_answer(model: Genius, bench: Benchmark) -> None
 def test_exact_search_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     queries, candidates = (rng.standard_normal((n, 8)).astype(np.float32) for n in (5, 23))
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 4)
-    found = module._nearest(queries, candidates, 6)
+    monkeypatch.setattr(pool_module, "EXACT_BLOCK", 4)
+    found = pool_module.nearest(queries, candidates, 6)
     np.testing.assert_array_equal(found, np.argsort(-queries @ candidates.T, axis=1)[:, :6])
-    assert module._nearest(queries, candidates[:0], 6).shape == (5, 0)
+    assert pool_module.nearest(queries, candidates[:0], 6).shape == (5, 0)
 
 
 def test_all_prompts_are_the_mean_of_each_alone(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
@@ -330,7 +322,7 @@ def test_all_prompts_are_the_mean_of_each_alone(model: Genius, bench: Benchmark,
 
 def test_tasks_are_chosen_by_name_or_beginning(bench: Benchmark) -> None:
     def names(tasks: Sequence[str]) -> list[str]:
-        return [task.task.name for task in read_questions(bench, "test", tasks=tasks).split.tasks]
+        return [task.task.name for task in read_evaluation_split(bench, "test", tasks=tasks).data.tasks]
 
     assert names(["shapes_task7", "shapes_task0"]) == ["shapes_task0", "shapes_task7"]
     assert len(names(["shapes"])) == 8
@@ -338,7 +330,7 @@ def test_tasks_are_chosen_by_name_or_beginning(bench: Benchmark) -> None:
         names(["shapes", "mscoco"])
 
 
-def test_peers_on_the_same_vectors(model: Genius, bench: Benchmark) -> None:
+def test_baselines_on_the_same_vectors(model: Genius, bench: Benchmark) -> None:
     pytest.importorskip("faiss")
     task = Task(DATASET, 4)
     scores = evaluate(model, bench, tasks=[task.name], methods=(*METHODS, *BASELINES), console=QUIET)
@@ -357,11 +349,11 @@ def test_peers_on_the_same_vectors(model: Genius, bench: Benchmark) -> None:
 # What stops a run
 
 
-def test_without_faiss_peers_are_refused_before_anything_is_encoded(
+def test_without_faiss_baselines_are_refused_before_anything_is_encoded(
     model: Genius, bench: Benchmark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    monkeypatch.setattr(module, "encode_questions", None)
+    monkeypatch.setattr(module, "encode_split", None)
     with pytest.raises(GeniusError, match=r"pip install \"genius-search\[baselines\]\""):
         evaluate(model, bench, methods=("exact", "hnsw"), console=QUIET)
 
@@ -413,7 +405,7 @@ def test_a_task_whose_every_answer_shows_the_querys_own_image_is_named(model: Ge
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("nan", "no vector of .*NaN"), ("!!!", "empty vector .* candidate test:text:brown_circle")],
+    [("nan", "no vector for .*NaN"), ("!!!", "empty vector .* candidate test:text:brown_circle")],
 )
 def test_a_text_without_a_vector_is_named(model: Genius, tmp_path: Path, text: str, sentence: str) -> None:
     bench = write_tiny_benchmark(tmp_path)
@@ -424,10 +416,10 @@ def test_a_text_without_a_vector_is_named(model: Genius, tmp_path: Path, text: s
 
 
 def test_vectors_and_ids_of_another_model_are_refused(model: Genius, bench: Benchmark) -> None:
-    made = encode_questions(model, read_questions(bench, "test", tasks=["shapes_task0"]), console=QUIET)
+    made = encode_split(model, read_evaluation_split(bench, "test", tasks=["shapes_task0"]), console=QUIET)
 
-    def scored(changed: Collection, methods: tuple[str, ...] = ("exact",)) -> list[TaskResult]:
-        return score_collection(model, changed, methods=methods, console=QUIET)
+    def scored(changed: EncodedSplit, methods: tuple[str, ...] = ("exact",)) -> list[TaskResult]:
+        return evaluate_encoded(model, changed, methods=methods, console=QUIET)
 
     assert len(scored(made)) == 2
     with pytest.raises(BadModel, match="8 dimensions, the model's decoder has 16"):
@@ -447,11 +439,11 @@ def test_a_model_without_a_quantizer_searches_by_all_but_its_codes(model: Genius
         decoder_runtime, quantizer = model.decoder_runtime, None
         fuse = staticmethod(model.fuse)
 
-    made = encode_questions(model, read_questions(bench, "test", tasks=["shapes_task0"]), console=QUIET)
-    scores = score_collection(Bare(), made, methods=METHODS[:-1], console=QUIET)
-    assert scores == score_collection(model, made, methods=METHODS[:-1], console=QUIET)
+    made = encode_split(model, read_evaluation_split(bench, "test", tasks=["shapes_task0"]), console=QUIET)
+    scores = evaluate_encoded(Bare(), made, methods=METHODS[:-1], console=QUIET)
+    assert scores == evaluate_encoded(model, made, methods=METHODS[:-1], console=QUIET)
     with pytest.raises(GeniusError, match="Without a quantizer"):
-        score_collection(Bare(), made, console=QUIET)
+        evaluate_encoded(Bare(), made, console=QUIET)
 
 
 def test_only_what_is_searched_is_encoded(model: Genius, tmp_path: Path) -> None:
@@ -461,7 +453,7 @@ def test_only_what_is_searched_is_encoded(model: Genius, tmp_path: Path) -> None
         file.unlink()
     asked = {"tasks": ["shapes_task1"], "methods": ("exact",), "console": QUIET}
     assert len(evaluate(model, bench, settings=("local",), **asked)) == 1
-    with pytest.raises(BadData, match="image cannot be read"):
+    with pytest.raises(BadData, match="image of the benchmark cannot be read"):
         evaluate(model, bench, settings=("local", "global"), **asked)
 
 
@@ -472,7 +464,7 @@ def test_a_image_that_cannot_be_read_is_named(model: Genius, tmp_path: Path, con
     file.unlink()
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(BadData, match=f"image cannot be read: {file}"):
+    with pytest.raises(BadData, match=f"image of the benchmark cannot be read: {file}"):
         evaluate(model, bench, console=QUIET)
 
 

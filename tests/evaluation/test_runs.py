@@ -14,8 +14,9 @@ from tiny_benchmark import write_tiny_benchmark
 from genius.data.mbeir import Benchmark
 from genius.errors import BadData
 from genius.evaluation import evaluate as evaluation
-from genius.evaluation.evaluate import TaskResult, codebook_use, evaluate, id_bytes
-from genius.evaluation.runs import headline, tables
+from genius.evaluation.evaluate import evaluate
+from genius.evaluation.runs import BASELINES, TaskResult, codebook_use, headline, id_bytes, tables
+from genius.evaluation.runs import METHODS as ALL_METHODS
 from genius.model.genius import Genius
 
 QUIET = Console(quiet=True)
@@ -66,7 +67,7 @@ def test_run_json_says_what_was_measured(folder: Path, model: Genius, bench: Ben
     assert not list(folder.rglob("*.part*"))
 
 
-def test_trec_eval_reads_the_files_and_finds_the_same_figures(folder: Path) -> None:
+def test_trec_eval_reads_the_files_and_finds_the_same_metrics(folder: Path) -> None:
     for one in json.loads((folder / "run.json").read_text())["results"]:
         score = TaskResult.from_dict(one)
         trec = folder / "trec" / score.setting
@@ -97,7 +98,7 @@ def test_the_querys_own_image_is_not_in_the_files(folder: Path) -> None:
 def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(
     model: Genius, bench: Benchmark, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, encode, asked = evaluation._ask, Genius.encode, []
+    ask, encode, asked = evaluation._search, Genius.encode, []
 
     def dying(*arguments):  # type: ignore[no-untyped-def]
         asked.append(arguments)
@@ -105,7 +106,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(
             raise KeyboardInterrupt
         return ask(*arguments)
 
-    monkeypatch.setattr(evaluation, "_ask", dying)
+    monkeypatch.setattr(evaluation, "_search", dying)
     with pytest.raises(KeyboardInterrupt):
         measure(model, bench, tmp_path)
     assert len(list((tmp_path / "results").iterdir())) == 2
@@ -119,7 +120,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(
         raise AssertionError("encoded again")
 
     asked.clear()
-    monkeypatch.setattr(evaluation, "_ask", counting)
+    monkeypatch.setattr(evaluation, "_search", counting)
     monkeypatch.setattr(Genius, "encode", never)
     scores = measure(model, bench, tmp_path)
     assert len(asked) == 8 - 2
@@ -253,7 +254,7 @@ def test_tables_show_intervals_means_ratios_and_what_they_cost() -> None:
     made += [score("b", "exact", 60), score("b", "fast", 45, seconds=0.004)]
     made += [score("a", method, 10, setting="global") for method in ("exact", "fast")]
     first, second = tables(made)
-    costs = ["MRR@10", "nDCG@10", "right modality, %", "ms a query", "bytes an item"]
+    costs = ["MRR@10", "nDCG@10", "right modality, %", "ms per query", "bytes per item"]
     assert cells(first) == [
         [*(f"{task}\n[dim]1,234 in 5,678[/]" for task in "ab"), "mean", "ratio to exact", *costs],
         ["40.0\n[dim]±2.0[/]", "60.0\n[dim]±2.0[/]", "[bold]50.0[/]", "1.000", *figures("100.0", "2.00")],
@@ -265,10 +266,10 @@ def test_tables_show_intervals_means_ratios_and_what_they_cost() -> None:
 
 def test_every_method_is_shown_whole_on_80_columns() -> None:
     """Baselines in a table of their own, with exact search to compare with."""
-    made = [score("visualnews_task0", method, 30) for method in (*evaluation.METHODS, *evaluation.BASELINES)]
+    made = [score("visualnews_task0", method, 30) for method in (*ALL_METHODS, *BASELINES)]
     ours, baselines = tables(made)
-    assert [str(column.header).replace("\n", "") for column in ours.columns][1:] == list(evaluation.METHODS)
-    assert [str(column.header) for column in baselines.columns][1:] == ["exact", *evaluation.BASELINES]
+    assert [str(column.header).replace("\n", "") for column in ours.columns][1:] == list(ALL_METHODS)
+    assert [str(column.header) for column in baselines.columns][1:] == ["exact", *BASELINES]
     shown = io.StringIO()
     Console(width=80, file=shown).print(ours, baselines)
     assert "…" not in shown.getvalue()

@@ -24,7 +24,8 @@ from genius.data.items import Item, Modality, Query
 from genius.errors import BadImage, BadItem, GeniusError
 from genius.index.index import Index
 from genius.integrations import client as client_module
-from genius.integrations.client import Busy, Client, NotAllowed, NotFound, ServiceError, Unreachable
+from genius.integrations import wire
+from genius.integrations.client import Client, NotAllowed, NotFound, ServiceBusy, ServiceError, Unreachable
 from genius.integrations.langchain import GeniusRetriever as LangChainRetriever
 from genius.integrations.llamaindex import GeniusRetriever as LlamaIndexRetriever
 from genius.search.results import Hit, Hits
@@ -237,10 +238,10 @@ def test_bad_arguments_are_refused_before_anything_is_sent(tmp_path):
     with pytest.raises(GeniusError, match="Only an Item"):
         client.put({"id": "a"})
     with pytest.raises(GeniusError, match="JSON"):
-        client.search(Query(text="words"), blend=float("nan"))
-    with pytest.raises(BadImage, match=r"gone\.png: there is no such file"):
+        client.put(Item("a", "words", metadata={"year": float("nan")}))
+    with pytest.raises(BadImage, match=r"gone\.png: the file cannot be read \(No such file"):
         client.search(Query(image=tmp_path / "gone.png"))
-    with pytest.raises(BadImage, match="no such file"):
+    with pytest.raises(BadImage, match="Is a directory"):
         client.put(Item("a", image=tmp_path))
 
 
@@ -284,7 +285,7 @@ def test_a_long_addition_goes_in_jobs_and_what_is_bad_is_listed(writer, monkeypa
     assert sorted(bad.id for bad in report.bad) == ["bulk/broken", "bulk/gone", "bulk/long", "bulk/source"]
     reasons = {bad.id: bad.reason for bad in report.bad}
     assert "2,000" in reasons["bulk/long"]
-    assert "no such file" in reasons["bulk/gone"]
+    assert "No such file" in reasons["bulk/gone"]
     assert len(writer.jobs()) - before >= 4
     assert writer.count("starts_with(id, 'bulk/')") == 11
 
@@ -392,8 +393,8 @@ def talking(*answers: httpx.Response | Exception) -> tuple[Client, list[httpx.Re
     return Client("http://127.0.0.1:1", timeout=30, transport=httpx.MockTransport(reply)), asked
 
 
-def problem(status: int, headers: dict[str, str] | None = None) -> httpx.Response:
-    body = {"error": {"code": "some_code", "message": "A sentence.", "field": None}}
+def problem(status: int, headers: dict[str, str] | None = None, field: str | None = None) -> httpx.Response:
+    body = {"error": {"code": "some_code", "message": "A sentence.", "field": field}}
     return httpx.Response(status, json=body, headers=headers)
 
 
@@ -418,7 +419,7 @@ def test_a_busy_service_is_asked_again_when_it_says(status, pauses):
 
 def test_without_a_word_on_when_pauses_grow_and_end(pauses):
     client, asked = talking(problem(503))
-    with pytest.raises(Busy, match=r"A sentence\."):
+    with pytest.raises(ServiceBusy, match=r"A sentence\."):
         client.count()
     assert len(asked) == client_module.RETRIES + 1
     assert pauses == sorted(pauses)
@@ -428,7 +429,7 @@ def test_without_a_word_on_when_pauses_grow_and_end(pauses):
 @pytest.mark.parametrize("after", ["3600", "1e9", "31"])
 def test_a_service_that_wants_too_long_a_pause_is_not_waited_for(after, pauses):
     client, asked = talking(problem(429, {"Retry-After": after}))
-    with pytest.raises(Busy):
+    with pytest.raises(ServiceBusy):
         client.count()
     assert (len(asked), pauses) == (1, [])
 
@@ -471,7 +472,7 @@ def test_other_errors_are_not_asked_again(status, kind, pauses):
 )
 def test_what_does_not_talk_like_the_service_is_named(answer):
     client, _ = talking(answer)
-    with pytest.raises(Unreachable, match="does not answer as genius serve does"):
+    with pytest.raises(Unreachable, match="does not respond like genius serve"):
         client.count()
 
 
@@ -534,16 +535,17 @@ def test_refused_items_beyond_those_listed_are_counted(pauses):
     assert "4 more" in str(report.bad[1])
 
 
-def test_one_item_among_many_that_is_too_much_is_found_by_halving(pauses):
-    """This service takes nothing that holds the word "large"."""
+def test_items_that_the_service_refuses_by_position_are_left_out(pauses):
+    """This service takes no text that holds the word "large"."""
     taken: list[list[str]] = []
 
     def reply(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
             return job("done", added=len(taken[-1]))
         items = json.loads(request.content)["items"]
-        if any("large" in item["text"] for item in items):
-            return problem(413)
+        for position, item in enumerate(items):
+            if "large" in item["text"]:
+                return problem(422, field=f"items.{position}.text")
         taken.append([item["id"] for item in items])
         return STARTED
 
@@ -551,7 +553,16 @@ def test_one_item_among_many_that_is_too_much_is_found_by_halving(pauses):
     items = [Item(str(i), "large" if i in (5, 13) else "small") for i in range(20)]
     report = client.upsert(items)
     assert [bad.id for bad in report.bad] == ["5", "13"]
-    assert sorted(int(id) for ids in taken for id in ids) == [i for i in range(20) if i not in (5, 13)]
+    assert taken == [[str(i) for i in range(20) if i not in (5, 13)]]
+
+
+def test_a_single_item_that_is_too_large_is_left_out_and_a_batch_that_is_too_large_is_told(pauses, monkeypatch):
+    client, _ = talking(problem(413))
+    with pytest.raises(ServiceError, match="A sentence"):
+        client.upsert(TWO)
+    monkeypatch.setattr(client_module, "JOB_ITEMS", 1)
+    client, _ = talking(problem(413), STARTED, job("done"))
+    assert [bad.id for bad in client.upsert(TWO).bad] == ["a"]
 
 
 def test_an_addition_that_is_refused_as_a_whole_is_not_blamed_on_its_items():
@@ -562,7 +573,7 @@ def test_an_addition_that_is_refused_as_a_whole_is_not_blamed_on_its_items():
 
 
 def test_no_job_is_larger_than_asked_for(pauses, monkeypatch):
-    monkeypatch.setattr(client_module, "JOB_BYTES", 1000)
+    monkeypatch.setattr(wire, "MAX_BYTES", 1000)
     sizes: list[int] = []
 
     def reply(request: httpx.Request) -> httpx.Response:
@@ -624,7 +635,7 @@ def test_what_is_no_web_server_is_told():
 def test_a_dead_service_is_told():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(Unreachable, match="genius serve runs there"):
+    with pytest.raises(Unreachable, match="genius serve is running there"):
         Client(f"http://127.0.0.1:{port}").count()
 
 

@@ -94,7 +94,7 @@ def test_an_unknown_setting_is_named(index):
 
 
 def test_only_what_can_search_is_a_source():
-    with pytest.raises(ValueError, match="Searchable"):
+    with pytest.raises(ValueError, match="SearchSource"):
         GeniusRetriever(source="photos.genius")
 
 

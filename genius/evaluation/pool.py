@@ -1,0 +1,142 @@
+"""CandidatePool: one pool of candidates, searched by every method on the same vectors."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+
+from genius.encoders.base import Vectors
+from genius.evaluation.baselines import FaissBaseline, NearestCodes, build_baseline
+from genius.evaluation.encoded_split import EncodedSplit
+from genius.evaluation.runs import BASELINES, id_bytes
+from genius.model.decoder_runtime import DecoderRuntime
+from genius.model.genius import Genius
+from genius.model.quantizer import Quantizer
+from genius.search.options import Mode, SearchOptions
+from genius.search.searcher import Searcher
+
+EXACT_BLOCK = 1 << 17  # candidates compared at once by exact search
+
+Rank = Callable[[Vectors], np.ndarray]
+"""Queries -> (q, k) rows of a pool, best first; -1 where there are fewer than k."""
+
+
+class VectorSearchModel(Protocol):
+    """The part of a model that searches ready vectors. Without a quantizer, "codes" and "rq" are not available."""
+
+    @property
+    def decoder_runtime(self) -> DecoderRuntime:
+        """The decoder."""
+        ...
+
+    @property
+    def quantizer(self) -> Quantizer | None:
+        """The codebooks."""
+        ...
+
+    def fuse(self, vectors: Vectors) -> np.ndarray:
+        """Fuse image and text vectors: (n, d) float32."""
+        ...
+
+
+class CandidatePool:
+    """One pool of candidates. Indexes and vectors of a method are made when it is first used.
+
+    Args:
+        model: The model to search with.
+        split: The encoded split.
+        rows: The candidates of the pool, as rows of the split.
+        beam: Beam width of the search modes.
+        budget: Number of items that mode "fast" re-ranks at most.
+    """
+
+    def __init__(self, model: VectorSearchModel, split: EncodedSplit, rows: np.ndarray, beam: int, budget: int) -> None:
+        self.model, self.rows, self.beam, self.budget = model, rows, beam, budget
+        self.vectors = split.vectors(split.data.text[rows], split.data.image[rows])
+        self.codes, self.modality = split.codes[rows], split.data.modality[rows]
+        self._baselines: dict[str, FaissBaseline | NearestCodes] = {}
+
+    @cached_property
+    def embeddings(self) -> np.ndarray:
+        """(n, d) normalised stage-1 vectors."""
+        return self.vectors.embedding()
+
+    @cached_property
+    def fused(self) -> np.ndarray:
+        """(n, d) fused vectors."""
+        return self.model.fuse(self.vectors)
+
+    @cached_property
+    def _searcher(self) -> Searcher:
+        return Searcher(cast(Genius, self.model), self.codes, self.embeddings)
+
+    @cached_property
+    def _codes_searcher(self) -> Searcher:
+        return Searcher(cast(Genius, self.model), self.codes)
+
+    def bytes_per_item(self, method: str) -> float:
+        """What a method stores of an item: vectors as float32, codes packed."""
+        if method in BASELINES:
+            return float(self._baseline(method).bytes_per_item)
+        vector, codes = 4.0 * self.vectors.image.shape[1], id_bytes(self.model.decoder_runtime.config.sizes)
+        stored = {"generate": codes, "codes": codes, "rerank": codes + vector, "fast": codes + vector}
+        return stored.get(method, vector)
+
+    def rank(self, method: str, target: int, k: int) -> Rank:
+        """Return the function that finds k answers by a method.
+
+        Only "exact-modality" is told the target modality; the other methods must take it from the prompt.
+        """
+        if method == "exact":
+            return lambda queries: nearest(queries.embedding(), self.embeddings, k)
+        if method == "exact-modality":
+            rows = np.flatnonzero(self.modality == target)
+            vectors = self.embeddings[rows]
+            return lambda queries: rows[nearest(queries.embedding(), vectors, k)]
+        if method == "fused":
+            return lambda queries: nearest(self.model.fuse(queries), self.fused, k)
+        if method in BASELINES:
+            vectors_of = self.model.fuse if method == "rq" else Vectors.embedding
+            baseline, most = self._baseline(method), min(k, len(self.rows))
+            return lambda queries: baseline.search(vectors_of(queries), most)
+        if method == "codes":
+            return lambda queries: self._search(self._codes_searcher, "fast", queries, k)
+        # A beam of b finds b answers: asking for more would widen it.
+        most = k if method == "fast" else min(k, self.beam)
+        return lambda queries: self._search(self._searcher, method, queries, most)
+
+    def prepare(self, method: str) -> None:
+        """Build what a method needs, so that building does not count as searching."""
+        self.rank(method, 0, 1)(self.vectors[:1])
+
+    def _search(self, searcher: Searcher, mode: Mode, queries: Vectors, k: int) -> np.ndarray:
+        fused, embedding = self.model.fuse(queries), queries.embedding()
+        options = SearchOptions(k=k, mode=mode, beam=self.beam, budget=self.budget)
+        return searcher.search(fused, embedding, None, options).top.rows
+
+    def _baseline(self, method: str) -> FaissBaseline | NearestCodes:
+        if method not in self._baselines:
+            self._baselines[method] = self._build(method)
+        return self._baselines[method]
+
+    def _build(self, method: str) -> FaissBaseline | NearestCodes:
+        if method == "rq" and self.model.quantizer is not None:
+            return NearestCodes(self.codes, [book.cpu().numpy() for book in self.model.quantizer.codebooks])
+        size = id_bytes(self.model.decoder_runtime.config.sizes)
+        return build_baseline(method, self.embeddings, size, threads=torch.get_num_threads())
+
+
+def nearest(queries: np.ndarray, candidates: np.ndarray, k: int) -> np.ndarray:
+    """Exact search by inner product, block by block: (q, min(k, n)) rows, ties to the lower row."""
+    asked = torch.from_numpy(queries)
+    values, rows = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+    for start in range(0, len(candidates), EXACT_BLOCK):
+        block = torch.from_numpy(candidates[start : start + EXACT_BLOCK])
+        best = (asked @ block.T).topk(min(k, len(block)), dim=1)
+        values, rows = torch.cat([values, best.values], 1), torch.cat([rows, best.indices + start], 1)
+        order = np.lexsort((rows.numpy(), -values.numpy()))[:, :k]
+        values, rows = (torch.from_numpy(np.take_along_axis(t.numpy(), order, 1)) for t in (values, rows))
+    found: np.ndarray = rows.numpy()
+    return found

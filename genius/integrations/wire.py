@@ -1,0 +1,204 @@
+"""JSON of the HTTP service: bodies of requests, and responses as Python objects."""
+
+import base64
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from genius.data.items import ImageSource, Item, Modality, Query, printable
+from genius.errors import BadImage, BadItem, GeniusError
+from genius.search.options import SearchKeywords, SearchOptions
+from genius.search.results import Branch, CodeChild, CodedItem, CodePage, Hit, Hits, SearchResult
+
+MAX_BYTES = 12_000_000
+"""Maximum size of images and texts in one request. A single larger item is sent alone."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """State of a background job that writes items.
+
+    Attributes:
+        state: "waiting", "running", "done", "failed" or "cancelled".
+        bad: The first refused items. `bad_count` counts all of them.
+        created: Time in ISO format, as `started` and `finished`.
+    """
+
+    id: str
+    index: str
+    state: str
+    items: int
+    done: int
+    added: int
+    replaced: int
+    unchanged: int
+    bad: list[BadItem]
+    bad_count: int
+    created: str
+    started: str | None
+    finished: str | None
+    error: str | None
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self.state not in ("waiting", "running")
+
+
+@dataclass(frozen=True)
+class ServedIndex:
+    """Description of a served index, see `IndexInfo`. `writable` is False if the service accepts no writes."""
+
+    name: str
+    items: int
+    modalities: dict[str, int]
+    version: int
+    model: str | None
+    sizes: tuple[int, ...]
+    embeddings: bool
+    fields: dict[str, str]
+    writable: bool
+    ready: bool
+
+
+# Requests
+
+
+def query_body(query: Query) -> dict[str, Any]:
+    """JSON of a query, without search options."""
+    if not isinstance(query, Query):
+        raise GeniusError(f"search takes a Query or a list of them, not {query!r}. Write Query(text=...).")
+    image = None if query.image is None else _base64(query.image)
+    return {"text": query.text, "image": image, "instruction": query.instruction, "target": label(query.target)}
+
+
+def options_body(k: int, options: SearchKeywords, explain: bool) -> dict[str, Any]:
+    """JSON of search options."""
+    chosen = SearchOptions(k=k, **options)
+    body = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
+    return body | {"ids": None if chosen.ids is None else list(chosen.ids), "explain": explain}
+
+
+def item_body(item: Item) -> dict[str, Any]:
+    """JSON of an item to write."""
+    if not isinstance(item, Item):
+        raise GeniusError(f"Only an Item can be written, not {item!r}. Write Item(id, text=..., image=...).")
+    image = None if item.image is None else _base64(item.image)
+    return {"id": item.id, "text": item.text, "image": image, "metadata": item.metadata}
+
+
+def item_bodies(items: Iterable[Item | BadItem], bad: list[BadItem]) -> Iterator[dict[str, Any]]:
+    """JSON of the readable items. The others are appended to `bad`."""
+    for item in items:
+        if isinstance(item, BadItem):
+            bad.append(item)
+            continue
+        try:
+            body = item_body(item)
+        except BadImage as error:
+            bad.append(BadItem(item.id, str(error)))
+        else:
+            yield body
+
+
+def chunks(bodies: Iterable[dict[str, Any]], most: int) -> Iterator[list[dict[str, Any]]]:
+    """Split bodies into lists of at most `most` bodies and `MAX_BYTES`."""
+    chunk: list[dict[str, Any]] = []
+    size = 0
+    for body in bodies:
+        length = len(body["image"] or "") + len(body["text"] or "")
+        if chunk and (len(chunk) == most or size + length > MAX_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(body)
+        size += length
+    if chunk:
+        yield chunk
+
+
+def label(target: Modality | str | None) -> str | None:
+    """Name of a target modality."""
+    modality = Modality.parse(target)
+    return None if modality is None else modality.label
+
+
+def segment(id: str) -> str:
+    """Quote an id as one segment of a URL. Dots are quoted too, because ".." would change the path."""
+    return quote(id, safe="").replace(".", "%2E")
+
+
+def _base64(source: ImageSource) -> str:
+    return base64.b64encode(_image_bytes(source)).decode()
+
+
+def _image_bytes(source: ImageSource) -> bytes:
+    """The image as the bytes of an image file. The service checks them."""
+    if isinstance(source, bytes):
+        return source
+    if not isinstance(source, str | os.PathLike):
+        from genius.data.images import load_image  # needs numpy
+
+        file = io.BytesIO()
+        load_image(source).save(file, "PNG")
+        return file.getvalue()
+    path = os.fsdecode(source)
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadImage(f"{printable(path)}: the file cannot be read ({reason}). Check the path.") from error
+
+
+# Responses
+
+
+def read_item(got: Mapping[str, Any]) -> Item:
+    """An item without its image."""
+    return Item(got["id"], got.get("text"), None, got.get("metadata") or {})
+
+
+def read_coded_item(got: Mapping[str, Any]) -> CodedItem:
+    """An item with its codes."""
+    return CodedItem(read_item(got), tuple(got["codes"]))
+
+
+def read_page(got: Mapping[str, Any]) -> tuple[int, list[Item]]:
+    """Total number of items, and the items of one page."""
+    return got["total"], [read_item(one) for one in got["items"]]
+
+
+def read_result(got: Mapping[str, Any]) -> SearchResult:
+    """A search result."""
+    hits = (
+        Hit(one["id"], float(one["score"]), Modality.parse(one["modality"]), tuple(one["codes"]), read_item(one))
+        for one in got["hits"]
+    )
+    branches = (got.get("tree") or {"branches": []})["branches"]
+    return SearchResult(
+        hits=Hits(hits),
+        branches=[Branch(tuple(one["codes"]), one["logprob"], one["items"]) for one in branches],
+        candidates=got["candidates"],
+        seconds=dict(got["seconds"]),
+    )
+
+
+def read_code_page(got: Mapping[str, Any]) -> CodePage:
+    """A page of the code tree."""
+    children = [CodeChild(one["code"], one["items"], one["example"]["id"]) for one in got["children"]]
+    return CodePage(got["total"], got["ids"], children, [read_coded_item(one) for one in got["items"]])
+
+
+def read_index(got: Mapping[str, Any]) -> ServedIndex:
+    """Description of an index."""
+    known = {field.name: got[field.name] for field in fields(ServedIndex)}
+    return ServedIndex(**known | {"sizes": tuple(got["sizes"])})
+
+
+def read_job(got: Mapping[str, Any]) -> JobStatus:
+    """Status of a job."""
+    known = {field.name: got[field.name] for field in fields(JobStatus)}
+    return JobStatus(**known | {"bad": [BadItem(one["id"], one["reason"]) for one in got["bad"]]})
