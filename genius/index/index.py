@@ -21,21 +21,22 @@ import numpy as np
 from genius.data.items import Item, Modality, Query
 from genius.encoders.base import Vectors
 from genius.errors import BadIndex, BadItem, GeniusError
-from genius.index import ingest as writing
 from genius.index import session as collection
+from genius.index.commits import CompactReport, create_dataset
 from genius.index.display import index_html
+from genius.index.ingest import add_items
+from genius.index.reindex import reindex
 from genius.index.session import Version
 from genius.index.snapshot import Snapshot, check_model, scan
 from genius.index.storage import (
     ITEM_COLUMNS,
     ITEMS,
-    CompactReport,
     Header,
-    create_dataset,
     metadata_fields,
     open_dataset,
     row_to_item,
 )
+from genius.index.vectors import add_vectors
 from genius.model.genius import Genius
 from genius.search.options import SearchKeywords, SearchOptions
 from genius.search.results import AddReport, BatchResult, CodedItem, CodePage, Hit, Hits, SearchResult, TopK
@@ -192,7 +193,7 @@ class Index:
         on_commit is called with the ids of each commit, once it is safe on the disk. An item that is there just so is
         not encoded again: to complete an addition that was broken off, repeat it.
         """
-        return writing.add_items(self._collection, items, False, progress, on_commit)
+        return add_items(self._collection, items, False, progress, on_commit)
 
     def upsert(
         self,
@@ -204,7 +205,7 @@ class Index:
 
         Only new text or a new image is encoded. A changed item moves to the end of the index.
         """
-        return writing.add_items(self._collection, items, True, progress, on_commit)
+        return add_items(self._collection, items, True, progress, on_commit)
 
     def add_vectors(
         self,
@@ -218,7 +219,7 @@ class Index:
 
         Ids must differ from each other; where one is taken, replace decides as between `add` and `upsert`.
         """
-        return writing.add_vectors(self._collection, ids, vectors, metadata, replace, on_commit)
+        return add_vectors(self._collection, ids, vectors, metadata, replace, on_commit)
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Delete the items with these ids; ids that are not in the index are passed over. Returns how many went."""
@@ -228,7 +229,7 @@ class Index:
         with self._collection.writing() as snapshot:
             gone = snapshot.row_ids_of(wanted)
             if len(gone):
-                self._collection.change(gone, None)
+                self._collection.change(gone)
         return len(gone)
 
     def reindex(self, model: Genius | None = None, progress: bool = False) -> AddReport:
@@ -237,7 +238,7 @@ class Index:
         Others go on reading the old one until they refresh. With the same model, items that have only vectors, or that
         cannot be read, stay as they are; another model refuses to begin if there are any.
         """
-        return writing.reindex(self._collection, model, None if model is None else _source(model), progress)
+        return reindex(self._collection, model, None if model is None else _source(model), progress)
 
     def compact(self, keep: timedelta | None = timedelta(days=1)) -> CompactReport:
         """Merge small files, and remove versions older than `keep` (None: none) and what broken-off writes left.

@@ -21,20 +21,18 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from genius.errors import BadIndex, GeniusError
-from genius.index.snapshot import Snapshot, Unreadable, reading
-from genius.index.storage import (
+from genius.index.commits import (
     CompactReport,
-    Header,
     add_fields,
     change,
     compact,
     drop_fragments,
-    field_columns,
     merge_small,
-    metadata_fields,
     replace_all,
     writing_to,
 )
+from genius.index.snapshot import Snapshot, Unreadable, reading
+from genius.index.storage import Header, field_columns, metadata_fields
 from genius.model.genius import Genius
 
 LOCK = "write.lock"
@@ -146,22 +144,30 @@ class Collection:
         finally:
             self._lock.release()
 
-    def change(self, gone: np.ndarray, table: pa.Table | None) -> None:
-        """Rows with these row ids go, those of the table come, in one step. To be called while `writing`."""
+    def change(
+        self, gone: np.ndarray, table: pa.Table | None = None, metadata: Sequence[dict[str, Any]] | None = None
+    ) -> None:
+        """Delete rows and append others in one commit. Call it inside `writing`.
+
+        Args:
+            gone: Row ids of the rows to delete.
+            table: Rows to append.
+            metadata: The metadata of each of these rows; None if they have none.
+        """
         with writing_to(self.path):
             if table is not None:
-                table = self._with_fields(table)
+                table = self._with_fields(table, [{}] * len(table) if metadata is None else metadata)
             self._go_on(change(self._snapshot.dataset, gone, table), gone)
         with suppress(OSError):  # the change is made; there will be another time to tidy up
             merged = merge_small(self._snapshot.dataset)
             if merged is not None:
                 self._go_on(merged, _NONE)
 
-    def _with_fields(self, table: pa.Table) -> pa.Table:
-        """With a column for every metadata field of the dataset, which gets those that are new."""
+    def _with_fields(self, table: pa.Table, metadata: Sequence[dict[str, Any]]) -> pa.Table:
+        """Append the columns of the metadata fields; the dataset gets the new ones."""
         dataset, header = self._snapshot.dataset, self._snapshot.header
         known = metadata_fields(dataset, header)
-        columns = field_columns(table["metadata"], known, table.schema.names)
+        columns = field_columns(metadata, known, table.schema.names)
         new = [pa.field(name, column.type) for name, column in columns.items() if name not in known]
         if new:
             self._go_on(add_fields(dataset, new), _NONE)

@@ -22,8 +22,8 @@ from genius.data.items import Item, printable
 from genius.errors import BadIndex
 from genius.index.filters import check_condition, unusable
 from genius.index.storage import (
+    FILTER_COLUMNS,
     ITEM_COLUMNS,
-    OPEN_COLUMNS,
     Header,
     code_columns,
     has_id,
@@ -305,7 +305,7 @@ class Snapshot:
 
     def evaluate(self, where: str, read: Callable[[], Any]) -> Any:
         """What `read` gives; it hands the condition to Lance."""
-        check_condition(where, set(self.header.schema().names).difference(OPEN_COLUMNS))
+        check_condition(where, set(self.header.schema().names).difference(FILTER_COLUMNS))
         try:
             return read()
         except OSError as error:
@@ -318,7 +318,7 @@ class Snapshot:
     @property
     def fields(self) -> dict[str, str]:
         """What conditions can name, and what each is."""
-        return dict.fromkeys(OPEN_COLUMNS, "text") | metadata_fields(self.dataset, self.header)
+        return dict.fromkeys(FILTER_COLUMNS, "text") | metadata_fields(self.dataset, self.header)
 
     def find(self, ids: Sequence[str] | pa.ChunkedArray) -> dict[str, list[int]]:
         """Those of the ids that are there, and the row id of each; several, if other programs wrote to the index.

@@ -29,7 +29,7 @@ from processes import PATIENCE, Talk, folder_in_memory, other
 
 from genius.data.items import Item, Query
 from genius.errors import BadIndex, GeniusError
-from genius.index import storage
+from genius.index import commits
 from genius.index.index import Index
 from genius.model.genius import Genius
 
@@ -77,7 +77,7 @@ def make(id: str, take: int) -> Item:
 
 def victim(talk: Talk, path: Path, seed: int) -> None:
     """Hear what is there and what to do again, then change the index until killed."""
-    storage.PILE = 3  # so that nearly every change merges files as well
+    commits.MAX_SMALL_FILES = 3  # so that nearly every change merges files as well
     generator, model = random.Random(seed), tiny_model()
     takes, again, journal = talk.hear()
     log = os.open(journal, os.O_WRONLY | os.O_APPEND)

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lance
 import numpy as np
@@ -16,8 +17,9 @@ from PIL import Image
 
 from genius.data.items import Item, Modality, Query
 from genius.errors import BadIndex, BadItem, GeniusError
-from genius.index import ingest as writing
+from genius.index import ingest
 from genius.index.index import Index
+from genius.index.snapshot import Snapshot
 from genius.model.genius import Genius
 from genius.search.options import MODES
 
@@ -44,8 +46,10 @@ def index(tmp_path: Path, model: Genius) -> Index:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "BATCH", 4)
-    monkeypatch.setattr(writing, "COMMIT", 8)
+    monkeypatch.setattr(ingest, "BATCH", 4)
+    monkeypatch.setattr(ingest, "COMMIT", 8)
+    monkeypatch.setattr("genius.index.reindex.BATCH", 4)
+    monkeypatch.setattr("genius.index.reindex.COMMIT", 8)
 
 
 def file_of(colour: str, path: Path) -> Path:
@@ -224,14 +228,13 @@ def test_an_index_of_a_later_format_is_refused(index, model, format):
     dataset = lance.dataset(index.path / "items.lance")
     header = json.loads(dataset.schema.metadata[b"genius"])
     dataset.update_schema_metadata({"genius": json.dumps(header | {"format": format})})
-    with pytest.raises(BadIndex, match=f"index format {format}, this version reads 3. Build it anew"):
+    with pytest.raises(BadIndex, match=f"index format {format}; this release reads format 3. Build the index again"):
         Index.open(index.path, model)
 
 
-@pytest.mark.parametrize(("content", "format"), [('{"format": 2}', "2"), ("{}", "2 or older")])
-def test_an_index_of_an_older_format_is_refused(index, model, content, format):
-    (index.path / "index.json").write_text(content)  # where formats 1 and 2 had their header
-    with pytest.raises(BadIndex, match=f"index format {format}, this version reads 3. Build it anew"):
+def test_an_index_of_an_older_format_is_refused(index, model):
+    (index.path / "index.json").write_text('{"format": 2}')  # where formats 1 and 2 had their header
+    with pytest.raises(BadIndex, match=r"index format 2 or older; this release reads format 3. Build the index again"):
         Index.open(index.path, model)
 
 
@@ -275,6 +278,75 @@ def bad_ids(report) -> dict[str, str]:
     return {error.id: error.reason for error in report.bad}
 
 
+def test_an_image_file_is_read_once(index, model, tmp_path, monkeypatch):
+    """Hash and codes come from the same bytes, although the file changes after each read."""
+    path, opened = file_of("red", tmp_path / "a.png"), []
+    red, blue = path.read_bytes(), file_of("blue", tmp_path / "b.png").read_bytes()
+
+    def open_and_replace(file: str, mode: str) -> io.BytesIO:
+        opened.append(Path(file).name)
+        content = path.read_bytes()
+        path.write_bytes(blue if content == red else red)
+        return StoredFile(content)
+
+    class StoredFile(io.BytesIO):
+        def fileno(self) -> int:
+            return descriptor
+
+    with open(tmp_path / "b.png", "rb") as other:
+        descriptor = other.fileno()
+        monkeypatch.setattr("genius.data.images.open", open_and_replace, raising=False)
+        item = Item("a", image=str(path))
+        assert index.add([item]).added == 1  # reads red, leaves blue
+        assert index.upsert([item]).replaced == 1  # reads blue, leaves red
+        assert index.add([item]).added == 0  # reads red, which is not what is stored
+        assert index.reindex().added == 1  # reads blue, leaves red
+    assert opened == ["a.png"] * 4
+    fresh = Index.create(tmp_path / "fresh", model)
+    fresh.add([Item("a", image=blue)])
+    for column in ("hash", "embedding"):
+        assert index.dataset.to_table(columns=[column]).equals(fresh.dataset.to_table(columns=[column]))
+    assert (index.codes == fresh.codes).all()
+
+
+def test_ids_are_looked_up_once_unless_another_process_writes(index, model, monkeypatch, small_batches):
+    lookups, original = [], Snapshot.find
+
+    def find(snapshot: Snapshot, ids: Any) -> Any:
+        lookups.append(len(ids))
+        return original(snapshot, ids)
+
+    monkeypatch.setattr(Snapshot, "find", find)
+    index.add(texts(8))
+    assert lookups == [4, 4]
+    index.upsert([Item(item.id, item.text, metadata={"new": True}) for item in texts(8)])
+    assert lookups == [4] * 4
+    lookups.clear()
+    other = Index.open(index.path, model)
+
+    def interrupted() -> Iterator[Item]:
+        yield from texts(5, 100)
+        other.add([Item("t103", "cat"), texts(1, 104)[0]])
+        yield from texts(3, 105)
+
+    report = index.add(interrupted())
+    assert (report.added, report.unchanged, list(bad_ids(report))) == (6, 1, ["t103"])
+    assert lookups == [4, 2, 4, 8]  # two batches and, because of the other writer, the commit
+    assert_like_new(index)
+
+
+def test_metadata_is_written_as_json_once_and_never_parsed(index, monkeypatch):
+    dumped, parsed, dumps, loads = [], [], json.dumps, json.loads
+    items = [Item("a", "cat", metadata={"year": 1999, "tags": ["x"]}), Item("b", "dog")]
+    with monkeypatch.context() as watched:
+        watched.setattr(json, "dumps", lambda value, **options: (dumped.append(value), dumps(value, **options))[1])
+        watched.setattr(json, "loads", lambda text: (parsed.append(loads(text)), parsed[-1])[1])
+        assert index.add(items).added == 2
+    assert [value for value in dumped if "year" in value] == [items[0].metadata]
+    assert [value for value in parsed if "sizes" not in value] == []  # headers only
+    assert [item.id for item in index.filter("year = 1999")] == ["a"]
+
+
 def test_bad_items_are_listed_and_good_ones_added(index, tmp_path):
     whole = file_of("red", tmp_path / "red.png").read_bytes()
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
@@ -307,7 +379,7 @@ def test_bad_items_are_listed_and_good_ones_added(index, tmp_path):
     assert "no such file" in reasons["missing"]
     assert "megapixels" in reasons["bomb"]
     assert "neither text nor an image" in reasons["nothing"]
-    assert "not numbers" in reasons["nan"]
+    assert "not finite" in reasons["nan"]
     assert reasons["row 7"] == "the row has no columns"
     assert "good" in index
     assert "also good" in index

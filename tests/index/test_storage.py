@@ -1,17 +1,15 @@
 """Metadata fields as columns: their kinds, and which values go into them."""
 
-import json
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from genius.index.storage import FIELDS, field_columns
+from genius.index.storage import MAX_FIELDS, field_columns
 
 
 def columns(*records: dict[str, Any], known: dict[str, str] | None = None) -> dict[str, list[Any]]:
-    metadata = pa.chunked_array([[json.dumps(record) for record in records]], pa.string())
-    made = field_columns(metadata, known or {}, ["id", "image"])
+    made = field_columns(records, known or {}, ["id", "image"])
     assert all(isinstance(column, pa.Array) and len(column) == len(records) for column in made.values())
     return {name: column.to_pylist() for name, column in made.items()}
 
@@ -59,6 +57,6 @@ def test_what_is_no_scalar_anywhere_gets_no_column():
 
 
 def test_there_are_only_so_many_columns():
-    made = columns({f"f{i}": i for i in range(FIELDS + 10)}, known={"old": "text"})
-    assert len(made) == FIELDS
+    made = columns({f"f{i}": i for i in range(MAX_FIELDS + 10)}, known={"old": "text"})
+    assert len(made) == MAX_FIELDS
     assert made["old"] == [None]

@@ -1,0 +1,202 @@
+"""Commits: changes of an index that are either complete or not there at all, also after a power cut."""
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+from lance.fragment import FragmentMetadata, write_fragments
+from lance.optimize import Compaction
+
+from genius.errors import BadIndex
+from genius.index.storage import ITEMS, Header, has_row_id
+
+MERGED_ROWS = 65_536
+"""Files with fewer rows can be merged."""
+MAX_SMALL_FILES = 32
+"""A commit merges small files as soon as there are this many."""
+MERGED_BYTES = 1 << 26
+"""A commit does not write merged files larger than this."""
+
+_WRITTEN_FOLDERS = ("data", "_deletions", "_transactions", "_versions")  # the folders that a commit writes to
+_STORAGE = {"enable_stable_row_ids": True, "data_storage_version": "2.1"}
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "there is no permission: the folder is read-only for you",
+}
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """Result of `Index.compact`.
+
+    Attributes:
+        files_merged: Number of data files that were merged into others.
+        versions_removed: Number of versions that were removed.
+        bytes_removed: Disk space that was freed.
+    """
+
+    files_merged: int
+    versions_removed: int
+    bytes_removed: int
+
+
+def create_dataset(folder: Path, header: Header) -> lance.LanceDataset:
+    """Create a dataset without rows in a folder."""
+    files = _Files(folder / ITEMS)
+    dataset = lance.write_dataset(header.schema().empty_table(), folder / ITEMS, mode="create", **_STORAGE)
+    files.sync()
+    return dataset
+
+
+def change(dataset: lance.LanceDataset, gone: np.ndarray, table: pa.Table | None) -> lance.LanceDataset:
+    """Delete the rows with the row ids `gone` and append the rows of `table` in one commit."""
+    files = _Files(dataset.uri)
+    updated: list[FragmentMetadata] = []
+    emptied: list[int] = []
+    if len(gone):
+        where = has_row_id(gone)
+        addresses = dataset.to_table(columns=["_rowaddr"], filter=where)["_rowaddr"].to_numpy()
+        affected = set(np.unique(addresses >> 32).tolist())  # the upper half of an address is the fragment
+        for fragment in dataset.get_fragments():
+            if fragment.fragment_id in affected:
+                remaining = fragment.delete(where)
+                if remaining is None:
+                    emptied.append(fragment.fragment_id)
+                else:
+                    updated.append(remaining)
+    added = [] if table is None else write_fragments(table, dataset, mode="append")
+    if not len(gone):
+        return files.commit(dataset, lance.LanceOperation.Append(added))
+    if not added:
+        return files.commit(dataset, lance.LanceOperation.Delete(updated, emptied, "_rowid IN (...)"))
+    return files.commit(dataset, lance.LanceOperation.Update(emptied, updated, added))
+
+
+def drop_fragments(dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> lance.LanceDataset:
+    """Remove fragments, readable or not."""
+    return _Files(dataset.uri).commit(dataset, lance.LanceOperation.Delete([], list(fragment_ids), "damaged"))
+
+
+def add_fields(dataset: lance.LanceDataset, columns: Sequence[pa.Field]) -> lance.LanceDataset:
+    """Add columns of nulls."""
+    files = _Files(dataset.uri)
+    changed = dataset.checkout_version(dataset.version)  # a copy: a snapshot may use the other one
+    changed.add_columns(list(columns))
+    files.sync()
+    return changed
+
+
+def replace_all(dataset: lance.LanceDataset, header: Header, tables: Iterable[pa.Table]) -> lance.LanceDataset:
+    """Replace header and rows. The tables have the columns of the new header, then the present metadata fields."""
+    files = _Files(dataset.uri)
+    field_columns = list(dataset.schema)[len(Header.of(dataset).schema()) :]
+    schema = pa.schema([*header.schema(), *field_columns], metadata=header.schema().metadata)
+    added: list[FragmentMetadata] = []
+    for table in tables:
+        added += write_fragments(table.cast(schema), dataset.uri, mode="overwrite", **_STORAGE)
+    return files.commit(dataset, lance.LanceOperation.Overwrite(schema, added))
+
+
+def compact(dataset: lance.LanceDataset, keep: timedelta | None) -> tuple[lance.LanceDataset, CompactReport]:
+    """Merge small files, and remove unused files and the versions older than `keep` (None: keep all)."""
+    before = len(dataset.get_fragments())
+    merged = _merge(dataset, MERGED_ROWS)
+    changed = dataset if merged is None else merged
+    removed = changed.cleanup_old_versions(
+        older_than=timedelta(days=36500) if keep is None else keep,
+        delete_unverified=True,
+        error_if_tagged_old_versions=False,
+    )
+    return changed, CompactReport(before - len(changed.get_fragments()), removed.old_versions, removed.bytes_removed)
+
+
+def merge_small(dataset: lance.LanceDataset) -> lance.LanceDataset | None:
+    """Merge small files if there are many of them; return None if there are few.
+
+    The smallest files are merged with each other first, so a row is rewritten only a few times. Files that are large
+    because they hold images are left alone.
+    """
+    fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+    for limit in (MERGED_ROWS // MAX_SMALL_FILES // 2, MERGED_ROWS):
+        small = [one for one in fragments if one.physical_rows < limit]
+        size = sum(file.file_size_bytes or 0 for one in small for file in one.files)
+        rows = sum(one.physical_rows for one in small)
+        limit = min(limit, MERGED_BYTES * rows // max(1, size))
+        if sum(one.physical_rows < limit for one in small) >= MAX_SMALL_FILES:
+            return _merge(dataset, limit)
+    return None
+
+
+def _merge(dataset: lance.LanceDataset, rows: int) -> lance.LanceDataset | None:
+    """Merge files of fewer than `rows` rows; return None if there is nothing to merge."""
+    files = _Files(dataset.uri)
+    plan = Compaction.plan(dataset, {"target_rows_per_fragment": rows})
+    if not plan.num_tasks():
+        return None
+    merged = [task.execute(dataset) for task in plan.tasks]
+    files.sync()
+    changed = dataset.checkout_version(dataset.version)  # a copy: a snapshot may use the other one
+    Compaction.commit(changed, merged)
+    files.sync()
+    return changed.checkout_version(changed.latest_version)
+
+
+class _Files:
+    """The files of a dataset. `sync` flushes new ones to the disk, which Lance does not do."""
+
+    def __init__(self, dataset_path: str | Path) -> None:
+        self._root = str(dataset_path)
+        self._synced = self._all()
+
+    def _all(self) -> set[str]:
+        folders = [self._root, *(os.path.join(self._root, name) for name in _WRITTEN_FOLDERS)]
+        existing = [folder for folder in folders if os.path.isdir(folder)]
+        return {*existing, *(os.path.join(folder, name) for folder in existing for name in os.listdir(folder))}
+
+    def sync(self) -> None:
+        new = self._all() - self._synced
+        for path in [*new, *{os.path.dirname(path) for path in new}]:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        self._synced |= new
+
+    def commit(self, dataset: lance.LanceDataset, operation: lance.LanceOperation.BaseOperation) -> lance.LanceDataset:
+        """Sync the data files before the manifest that names them: a power cut leaves the old version or the new."""
+        self.sync()
+        changed = lance.LanceDataset.commit(
+            dataset, operation, read_version=dataset.version, enable_stable_row_ids=True, max_retries=0
+        )
+        self.sync()
+        return changed
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a BadIndex that gives the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise BadIndex(
+            f"{folder} could not be written to ({_reason(error)}). Earlier commits are safe; check the disk's space "
+            "and permissions, then repeat the command."
+        ) from error
+
+
+def _reason(error: OSError) -> str:
+    """Return the reason of an OSError. Errors of Lance have their number only in the text."""
+    for number, reason in _REASONS.items():
+        if error.errno == number or f"os error {number})" in str(error):
+            return reason
+    return str(error)
