@@ -39,9 +39,9 @@ def ours(config: DecoderConfig, queries: int, width: int, decided: int, given: b
     rows. Prefix keys and values are computed once a query, and a level's logits over its own codes only.
     """
     products = prefix(config, queries, queries)
-    if config.skip:
+    if config.linear_head:
         products[queries, config.dim, config.vocabulary] += 1
-    written = config.written or len(config.sizes)  # the levels whose logits come from the layers
+    written = config.decoder_levels or len(config.sizes)  # the levels whose logits come from the layers
     modalities = queries * (1 if given else min(MODALITIES, config.sizes[0]))
     first = min(decided, written, 2)
     products += layers(config, queries + modalities * (first - 1))
@@ -69,11 +69,8 @@ def published(config: DecoderConfig, queries: int, width: int) -> Products:
 
 def prefix(config: DecoderConfig, queries: int, copies: int) -> Products:
     """The prefix network (Eq. 9), and keys and values of so many copies of its output."""
-    out = config.prefix * config.d_model
-    hidden = config.prefix_hidden
     products: Products = Counter()
-    for inner, columns in ((config.dim, hidden), (hidden, out)) if hidden else ((config.dim, out),):
-        products[queries, inner, columns] += 1
+    products[queries, config.dim, config.prefix * config.d_model] += 1
     products[copies * config.prefix, config.d_model, 2 * config.heads * config.d_kv] += config.layers
     return products
 

@@ -7,7 +7,7 @@ log-probabilities too).
 
 Two things differ from the original, both in its favour. Its trie is made of nested dicts, which at a million IDs need
 many gigabytes; `PrefixTree` keeps sorted columns and remembers its answers, so that from the second search of a query
-on each call is one look-up in a dict, less than the original's walk. And the linear path of a decoder with `skip`,
+on each call is one look-up in a dict, less than the original's walk. And the linear head of a decoder that has one,
 which T5 has not, is left out.
 
 Knows decoders and codes; knows nothing of items, of our own search, or of how time is taken.
@@ -67,7 +67,7 @@ class Published:
     """Beam search by `transformers` over the IDs `codes: (n, levels)`, with a decoder's weights."""
 
     def __init__(self, decoder: Decoder, codes: np.ndarray) -> None:
-        self.t5 = as_t5(decoder, without_path=True)
+        self.t5 = as_t5(decoder, without_linear_head=True)
         self.projector = decoder.prefix_network
         self.config = decoder.config
         self.tree = PrefixTree(codes, decoder.config.sizes)

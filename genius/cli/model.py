@@ -68,7 +68,7 @@ def model_onnx(model: Model, out: Out) -> None:
 
 @model_app.command("t5", epilog="Example: [bold]genius model t5 genius-clip genius-t5[/bold]")
 def model_t5(model: Model, out: Out) -> None:
-    """Write the decoder as a T5 of transformers. Decoders with a linear path (mini's) are no T5, and are refused."""
+    """Write the decoder as a T5 of transformers. Decoders with a linear head (mini's) are no T5, and are refused."""
     from genius.model.genius import Genius
     from genius.model.t5 import save_t5
 

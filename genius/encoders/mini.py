@@ -21,7 +21,6 @@ from genius.encoders.base import Prepared, Vectors
 from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, EfficientNetLite2, to_pixels
 from genius.encoders.minilm import WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
-from genius.runtime.dropout import dropout as drop
 
 BLOCK = 64  # images whose feature maps are held at once
 TEXT_BLOCK = 4096  # texts whose token states are held at once
@@ -52,8 +51,8 @@ class Projection(nn.Module):
         nn.init.zeros_(self.down.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = drop(self.norm(x), self.dropout, self.training)
-        out: Tensor = self.linear(x) + self.down(drop(F.gelu(self.up(x)), self.dropout, self.training))
+        x = F.dropout(self.norm(x), self.dropout, self.training)
+        out: Tensor = self.linear(x) + self.down(F.dropout(F.gelu(self.up(x)), self.dropout, self.training))
         return out
 
 
@@ -81,7 +80,7 @@ class AttentionPool(nn.Module):
         if mask is not None:
             weights = weights.masked_fill(~mask[..., None], -torch.inf)
         seen = torch.softmax(weights, dim=1).transpose(1, 2) @ states
-        out: Tensor = self.out(drop(seen.flatten(1), self.dropout, self.training))
+        out: Tensor = self.out(F.dropout(seen.flatten(1), self.dropout, self.training))
         return out
 
 
@@ -100,7 +99,7 @@ class Heads(nn.Module):
 
     def encode_image(self, grid: Tensor, pooled: Tensor, logits: Tensor) -> Tensor:
         """grid: (n, 352, 49), pooled: (n, 1280), logits: (n, 1000) -> (n, dim)."""
-        likely = drop(torch.softmax(logits, dim=-1).sqrt(), self.config.dropout, self.training)
+        likely = F.dropout(torch.softmax(logits, dim=-1).sqrt(), self.config.dropout, self.training)
         out: Tensor = self.image(pooled) + self.classes(likely) + self.image_glances(grid.transpose(1, 2))
         return out
 

@@ -89,7 +89,7 @@ def _parts(model: Genius) -> list[tuple[str, str, int]]:
     levels = f"{len(sizes)} levels of {sizes[0]:,} codes" if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
     decoder = model.decoder.config
     shape = f"T5 shape, {decoder.layers} layers of width {decoder.d_model}, prefix of {decoder.prefix}"
-    shape += ", with a linear head from the query to the codes" * decoder.skip
+    shape += ", with a linear head from the query to the codes" * decoder.linear_head
     encoder = sum(value.numel() for value in model.encoder.state().values())
     return [
         ("encoder", f"`{model.encoder.kind}`, {model.dim} dimensions", encoder),

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ BUNDLED = Path(__file__).parent / "bundled"
 PARTS = ("encoder", "fusion", "quantizer", "decoder")
 ROWS = 1024  # vectors fused at once, by one thread
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
+STORED_NAMES = {"linear_head": "skip"}  # tensors of the decoder whose name in a model folder is another
 OPTIONS = {"dtype": "float16", "first_code": "modality"}
 """Settings that stand in a folder only where they are not these, so that older models keep their fingerprints."""
 
@@ -169,7 +169,7 @@ class Genius:
                 "levels": self.quantizer.levels,
                 "shared": self.quantizer.shared,
             },
-            "decoder": asdict(self.decoder.config),
+            "decoder": self.decoder.config.to_dict(),
             "code_beams": self.code_beams,
             **{name: getattr(self, name) for name, usual in OPTIONS.items() if getattr(self, name) != usual},
         }
@@ -185,7 +185,7 @@ class Genius:
             "encoder": self.encoder.state(),
             "fusion": self.fusion.state_dict(),
             "quantizer": {f"level{i}": book.codes for i, book in enumerate(_books(self.quantizer))},
-            "decoder": self.decoder.state_dict(),
+            "decoder": {STORED_NAMES.get(name, name): value for name, value in self.decoder.state_dict().items()},
         }
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -236,7 +236,8 @@ class Genius:
         books = states["quantizer"]
         quantizer.set_codebooks([books[f"level{i}"] for i in range(len(books))])
         decoder = Decoder(DecoderConfig.from_dict(config["decoder"]))
-        decoder.load_state_dict(states["decoder"])
+        names = {stored: name for name, stored in STORED_NAMES.items()}
+        decoder.load_state_dict({names.get(name, name): value for name, value in states["decoder"].items()})
         encoder = load_encoder(config["encoder"], states["encoder"], device)
         options = {name: config.get(name, usual) for name, usual in OPTIONS.items()}
         return cls(encoder, fusion, quantizer, decoder, config["code_beams"], **options)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from genius.encoders.base import Encoder
 from genius.errors import GeniusError
 from genius.model.decoder import Decoder
-from genius.model.decoder_runtime import DecoderRuntime, array, product
+from genius.model.decoder_graph import DecoderGraph, array, product
 from genius.model.fusion import Fusion
 from genius.model.genius import Genius
 from genius.runtime.onnx_graph import Graph, Inputs, Shape
@@ -54,7 +54,7 @@ def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
         "encoder": model.encoder.config(),
         "dim": model.dim,
         "sizes": list(model.sizes),
-        "written": model.decoder.written,
+        "decoder_levels": model.decoder.decoder_levels,
         "networks": {name: _interface(content) for name, content in files.items()},
         "notes": notes(model.decoder),
     }
@@ -63,19 +63,19 @@ def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
 
 
 def notes(decoder: Decoder) -> list[str]:
-    """How to use the decoder's two files, in sentences."""
-    said = [
+    """How to use the decoder's files, in sentences."""
+    sentences = [
         "q queries, w beams of each. decoder_open scores level 0; each decoder_step scores the next level.",
-        "codes: (q, w), the codes chosen last. parents: (q, w), which beam of the call before each of them extends.",
-        "new_seen_* become the inputs seen_* of the next step; prefix_* and direct stay as decoder_open gave them.",
-        "An ID's score is the sum of its log-probabilities over the levels.",
+        "codes: (q, w), the codes chosen last. parents: (q, w), the beam of the previous call that each one extends.",
+        "new_seen_* are the inputs seen_* of the next step; prefix_* and linear_logits are outputs of decoder_open.",
+        "The score of an ID is the sum of its log-probabilities over the levels.",
     ]
-    if decoder.written < decoder.levels:
-        said.append(
-            f"Only the first {decoder.written} levels take steps. The others are scored by decoder_open already, the "
-            "same for all beams: the output left has their log-probabilities, level by level."
+    if decoder.decoder_levels < decoder.levels:
+        sentences.append(
+            f"Only the first {decoder.decoder_levels} levels take steps. decoder_open scores the others, the same for "
+            "all beams: its output linear_log_probs holds their log-probabilities, level by level."
         )
-    return said
+    return sentences
 
 
 def _interface(content: bytes) -> dict[str, dict[str, list[Any]]]:
@@ -129,86 +129,85 @@ def fusion_file(fusion: Fusion) -> bytes:
 
 
 def decoder_files(decoder: Decoder) -> Files:
-    graphs = DecoderGraphs(decoder)
-    files = {"decoder_open": graphs.opening_file()}
-    return files | {"decoder_step": graphs.step_file()} if decoder.written > 1 else files
+    """The file that opens a search, and the file of one further level where the blocks score more than one."""
+    files = {"decoder_open": _open_file(DecoderGraph(decoder))}
+    return files | {"decoder_step": _step_file(DecoderGraph(decoder))} if decoder.decoder_levels > 1 else files
 
 
-class DecoderGraphs(DecoderRuntime):
-    """The engine's networks with nothing left to a caller but queries, codes and beams."""
+def _open_file(decoder: DecoderGraph) -> bytes:
+    """z (q, d) -> log_probs (q, 1, sizes[0]), and prefix_*, seen_*, linear_* as in `decoder_runtime.State`."""
+    g, c = StandardGraph(), decoder.config
+    # 1. The only token is 0, the start of every ID: tokens (1, 1, q)
+    queries = g.slice(g.node("Shape", "z"), 0, 1, axis=0)
+    shape = g.node("Concat", g.constant(np.array([1, 1])), queries, axis=0)
+    g.node("ConstantOfShape", shape, value=numpy_helper.from_array(np.zeros(1, np.int64)), output="tokens")
+    g.node("Identity", g.constant(decoder.bias[:, :1, :1]), output="bias")
+    # 2. The networks
+    decoder.write_prefix(g)
+    decoder.write_linear_head(g)
+    decoder.write_blocks(g, past=False)
+    bounds = [g.constant(decoder.row_bounds[i : i + 1]) for i in (0, 1)]
+    _write_scores(g, decoder, *bounds)
+    # 3. Outputs; those that would be empty are left out
+    outputs: dict[str, Shape] = {"log_probs": ["q", 1, c.sizes[0]]}
+    outputs |= decoder.prefix_shapes | decoder.seen_shapes(1, "q")
+    outputs |= {"linear_logits": ["q", 1, c.vocabulary]} if c.linear_head else {}
+    codes = sum(c.sizes[decoder.decoder.decoder_levels :])
+    outputs |= {"linear_log_probs": ["q", codes]} if codes else {}
+    return g.model({"z": (np.float32, ["q", c.dim])}, outputs)
 
-    def opening_file(self) -> bytes:
-        """z (q, d) -> log_probs (q, 1, sizes[0]), and prefix_*, seen_*, direct and left as `decoder_runtime.State`."""
-        g, c = StandardGraph(), self.config
-        queries = g.slice(g.node("Shape", "z"), 0, 1, axis=0)
-        shape = g.node("Concat", g.constant(np.array([1, 1])), queries, axis=0)
-        nothing = numpy_helper.from_array(np.zeros(1, np.int64))
-        g.node("ConstantOfShape", shape, value=nothing, output="tokens")  # 0 is the start of every ID
-        g.node("Identity", g.constant(self.bias[:, :1, :1]), output="bias")
-        self._write_prefix(g)
-        self._write_path(g)
-        self._write_layers(g, past=False)
-        bounds = [g.constant(self.row_bounds[i : i + 1]) for i in (0, 1)]
-        self._write_scores(g, *bounds)
-        outputs: dict[str, Shape] = {"log_probs": ["q", 1, c.sizes[0]]}
-        outputs |= self._prefix_shapes | {name: [1, "q", c.heads, c.d_kv] for name in self.seen_names}
-        outputs |= {"direct": ["q", 1, c.vocabulary]} if c.skip else {}
-        free = sum(c.sizes[self.written :])
-        outputs |= {"left": ["q", free]} if free else {}
-        return g.model({"z": (np.float32, ["q", c.dim])}, outputs)
 
-    def step_file(self) -> bytes:
-        """codes, parents (q, w), and what the call before gave -> log_probs (q, w, codes of the level), new_seen_*."""
-        g, c = StandardGraph(), self.config
-        one = g.constant(np.array([1]))
-        # The start of the ID, and the codes before: as many as levels are scored
-        level = g.slice(g.node("Shape", "seen_keys0"), 0, 1, axis=0)
-        bounds = g.constant(self.row_bounds)
-        start, stop = g.node("Gather", bounds, level), g.node("Gather", bounds, g.node("Add", level, one))
-        first = g.node("Gather", bounds, g.node("Sub", level, one))  # row of the last level's code 0
-        tokens = g.transpose(g.node("Add", "codes", first), 1, 0)
-        g.node("Unsqueeze", tokens, g.constant(np.array([0])), output="tokens")
-        queries = g.slice(g.node("Shape", "codes"), 0, 1, axis=0)
-        scalars = (g.constant(np.array(0)), g.squeeze(queries, 0), g.constant(np.array(1)))
-        rows = g.node("Mul", g.transpose("parents", 1, 0), queries)
-        rows = g.node("Add", rows, g.node("Range", *scalars))
-        g.node("Reshape", rows, g.constant(np.array([-1])), output="rows")
-        after = g.node("Add", level, one)
-        begins = g.node("Concat", level, g.constant(np.array([0])), axis=0)
-        ends = g.node("Concat", after, after, axis=0)
-        bias = g.constant(self.bias[:, : self.written, : self.written])
-        g.node("Slice", bias, begins, ends, g.constant(np.array([1, 2])), output="bias")
-        self._write_layers(g, past=True)
-        self._write_scores(g, start, stop)
-        inputs: Inputs = {"codes": (np.int64, ["q", "w"]), "parents": (np.int64, ["q", "w"])}
-        inputs |= {name: (np.float32, shape) for name, shape in self._prefix_shapes.items()}
-        inputs |= {name: (np.float32, ["s", "b", c.heads, c.d_kv]) for name in self.seen_names}
-        inputs |= {"direct": (np.float32, ["q", 1, c.vocabulary])} if c.skip else {}
-        outputs: dict[str, Shape] = {"log_probs": ["q", "w", None]}
-        outputs |= {f"new_{name}": ["t", "r", c.heads, c.d_kv] for name in self.seen_names}
-        return g.model(inputs, outputs)
+def _step_file(decoder: DecoderGraph) -> bytes:
+    """codes, parents (q, w) and the outputs of the previous call -> log_probs (q, w, sizes[level]), new_seen_*."""
+    g, c = StandardGraph(), decoder.config
+    zero, one = g.constant(np.array([0])), g.constant(np.array([1]))
+    # 1. The level, and its rows of the table. seen_* hold the start of the ID and all codes but the last.
+    level = g.slice(g.node("Shape", "seen_keys0"), 0, 1, axis=0)
+    after = g.node("Add", level, one)
+    bounds = g.constant(decoder.row_bounds)
+    start, stop = g.node("Gather", bounds, level), g.node("Gather", bounds, after)
+    # 2. codes -> tokens (1, w, q), by the table row of the previous level's code 0
+    first = g.node("Gather", bounds, g.node("Sub", level, one))
+    g.node("Unsqueeze", g.transpose(g.node("Add", "codes", first), 1, 0), zero, output="tokens")
+    # 3. parents -> rows of seen_* (w * q,)
+    queries = g.slice(g.node("Shape", "codes"), 0, 1, axis=0)
+    query = g.node("Range", g.constant(np.array(0)), g.squeeze(queries, 0), g.constant(np.array(1)))
+    rows = g.node("Add", g.node("Mul", g.transpose("parents", 1, 0), queries), query)
+    g.node("Reshape", rows, g.constant(np.array([-1])), output="rows")
+    # 4. The position bias of the level, (heads, 1, level + 1)
+    begins, ends = g.node("Concat", level, zero, axis=0), g.node("Concat", after, after, axis=0)
+    levels = decoder.decoder.decoder_levels
+    bias = g.constant(decoder.bias[:, :levels, :levels])
+    g.node("Slice", bias, begins, ends, g.constant(np.array([1, 2])), output="bias")
+    # 5. The networks
+    decoder.write_blocks(g, past=True)
+    _write_scores(g, decoder, start, stop)
+    inputs: Inputs = {"codes": (np.int64, ["q", "w"]), "parents": (np.int64, ["q", "w"])}
+    given = decoder.prefix_shapes | decoder.seen_shapes("s", "b")
+    inputs |= {name: (np.float32, shape) for name, shape in given.items()}
+    inputs |= {"linear_logits": (np.float32, ["q", 1, c.vocabulary])} if c.linear_head else {}
+    outputs: dict[str, Shape] = {"log_probs": ["q", "w", None]}
+    outputs |= {f"new_{name}": shape for name, shape in decoder.seen_shapes("t", "r").items()}
+    return g.model(inputs, outputs)
 
-    @property
-    def _prefix_shapes(self) -> dict[str, Shape]:
-        return {name: [self.config.prefix, "q", self.config.heads, self.config.d_kv] for name in self.prefix_names}
 
-    def _write_scores(self, g: Graph, start: str, stop: str) -> None:
-        """hidden (1, w, q, d_model) -> log_probs of the table's rows from start to stop."""
-        decoder, c = self.decoder, self.config
-        table = g.constant(array(decoder.scaled(decoder.output_table)).T)
-        hidden = g.transpose(g.squeeze("hidden", 0), 1, 0, 2)
+def _write_scores(g: Graph, decoder: DecoderGraph, start: str, stop: str) -> None:
+    """hidden (1, w, q, d_model) -> log_probs of the table rows from start to stop."""
+    c = decoder.config
+    table = g.constant(array(decoder.output_table(slice(None))).T)
+    hidden = g.transpose(g.squeeze("hidden", 0), 1, 0, 2)
 
-        def rows(x: str, axis: int, output: str | None = None) -> str:
-            return g.node("Slice", x, start, stop, g.constant(np.array([axis])), output=output)
+    def rows(x: str, axis: int, output: str | None = None) -> str:
+        return g.node("Slice", x, start, stop, g.constant(np.array([axis])), output=output)
 
-        if c.whole_vocabulary:
-            logits = g.node("MatMul", hidden, table)
-            logits = g.node("Add", logits, "direct") if c.skip else logits
-            rows(g.node("LogSoftmax", logits, axis=-1), 2, output="log_probs")
-        else:
-            logits = g.node("MatMul", hidden, rows(table, 1))
-            logits = g.node("Add", logits, rows("direct", 2)) if c.skip else logits
-            g.node("LogSoftmax", logits, axis=-1, output="log_probs")
+    if c.whole_vocabulary:
+        logits = g.node("MatMul", hidden, table)
+        logits = g.node("Add", logits, "linear_logits") if c.linear_head else logits
+        rows(g.node("LogSoftmax", logits, axis=-1), 2, output="log_probs")
+    else:
+        logits = g.node("MatMul", hidden, rows(table, 1))
+        logits = g.node("Add", logits, rows("linear_logits", 2)) if c.linear_head else logits
+        g.node("LogSoftmax", logits, axis=-1, output="log_probs")
 
 
 # Encoders

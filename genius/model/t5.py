@@ -76,25 +76,25 @@ LEVELS = (
 )
 
 
-def as_t5(decoder: Decoder, without_path: bool = False) -> Any:
-    """The same layers as a `T5ForConditionalGeneration` without encoder layers.
+def as_t5(decoder: Decoder, without_linear_head: bool = False) -> Any:
+    """The decoder's blocks as a `T5ForConditionalGeneration` without encoder layers.
 
-    without_path: leave out the linear path of a decoder that has one; the result is then another model.
+    Args:
+        decoder: A decoder without a linear head.
+        without_linear_head: Leave out the linear head of a decoder that has one. The result is then another model.
+
+    Raises:
+        GeniusError: transformers is not installed, or T5 cannot express the decoder.
     """
     try:
         from transformers import T5Config, T5ForConditionalGeneration
     except ImportError as error:
         raise GeniusError('A T5 needs transformers: pip install "genius-search[clip]"') from error
     config = decoder.config
-    if not config.tied:
+    if config.linear_head and not without_linear_head:
         raise GeniusError(
-            "This decoder's input and output tables are not tied, and transformers ties those of every T5. Train with "
-            "tied = true, or export to ONNX, which can express it."
-        )
-    if config.skip and not without_path:
-        raise GeniusError(
-            "This decoder adds a linear path from the query vector to its logits (skip), which T5 has not. Train with "
-            "skip = false and written = 0, or export to ONNX, which can express it."
+            "This decoder adds a linear head, from the query vector to its logits, which T5 cannot express. Train with "
+            "skip = false and written = 0, or export to ONNX, which can."
         )
     t5 = T5ForConditionalGeneration(
         T5Config(
@@ -158,7 +158,7 @@ def save_t5(decoder: Decoder, folder: str | os.PathLike[str]) -> None:
         dim=config.dim,
         prefix=config.prefix,
         levels=len(config.sizes),
-        layers=", ".join(f"torch.nn.{module}" for module in decoder.prefix_network),
+        layers=f"torch.nn.{decoder.prefix_network[0]}",
         normalised=WHOLE if config.whole_vocabulary else LEVELS,
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")

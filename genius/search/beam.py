@@ -87,7 +87,7 @@ def beam_search(
     widths, first_codes = each + np.asarray(width), each + np.asarray(-1 if targets is None else targets)
     _check(decoder, trie, vectors, widths)
     found: list[Beams] = []
-    tokens = max(1, decoder.written // 2) if tails and max_items is None else 1  # per beam; a tail has several
+    tokens = max(1, decoder.decoder_levels // 2) if tails and max_items is None else 1  # per beam; a tail has several
     for chunk in _chunks(widths * tokens):
         search = _Search(decoder, trie, widths[chunk], first_codes[chunk], max_items, tails, min_modality_ratio)
         found += search.run(vectors[chunk])
@@ -184,7 +184,8 @@ class _Search:
         self.decoder, self.trie, self.widths, self.targets = decoder, trie, widths, targets
         self.min_modality_ratio = min_modality_ratio
         self.max_items = 0 if max_items is None else max_items
-        self.enough = self.max_items // BEAM_SHARE if decoder.path else self.max_items  # a query stops at these items
+        # A query stops at this number of items.
+        self.enough = self.max_items // BEAM_SHARE if decoder.has_linear_levels else self.max_items
         self.tails = tails and max_items is None
         self.found: dict[int, Beams] = {}
         self.level = 1  # codes decided by the beams of the front
@@ -247,17 +248,17 @@ class _Search:
             front.score,
             front.row,
             self.log_probs,
-            self.state.left,
+            self.state.linear_log_probs,
             self.decoder.row_bounds,
             self.widths[self.live],
             self.enough,
-            0 if self.decoder.path else self.max_items,
+            0 if self.decoder.has_linear_levels else self.max_items,
             self.tails,
         )
         code = trie.codes[self.level][lo].astype(np.int64)
         self.front = _Front(query, front.row[parent], code, lo, hi, score)
         self.level += 1
-        if self.decoder.free(self.level):
+        if self.decoder.is_linear(self.level):
             self.leave(np.ones(len(self.live), dtype=bool), reached)
             return
         if self.tails and self.level < trie.levels:
@@ -297,7 +298,7 @@ class _Search:
         if queries.any():
             level = self.level if level is None else level
             self.record(self.front.of(queries), self.live[queries], level)
-            if self.max_items and self.decoder.path and np.max(level) > 1:
+            if self.max_items and self.decoder.has_linear_levels and np.max(level) > 1:
                 self.fill(queries)
             self.drop(queries)
 
@@ -321,7 +322,7 @@ class _Search:
                 trie.starts,
                 trie.start_bounds,
                 trie.roots[0],
-                self.state.direct[i, 0],
+                self.state.linear_logits[i, 0],
                 self.decoder.row_bounds,
                 beams.lo,
                 beams.hi,

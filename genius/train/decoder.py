@@ -62,16 +62,16 @@ class DecoderStage(Stage):
                 prefix=config.prefix,
                 dropout=config.dropout,
                 whole_vocabulary=config.whole_vocabulary,
-                skip=config.skip,
-                written=config.written,
+                linear_head=config.skip,
+                decoder_levels=config.written,
             )
         )
         if config.skip:
-            self.decoder.start_skip(quantizer.codebooks, config.skip_gain)
-        layers = [weight for name, weight in self.decoder.named_parameters() if name != "skip"]
+            self.decoder.init_linear_head(quantizer.codebooks, config.skip_gain)
+        layers = [weight for name, weight in self.decoder.named_parameters() if name != "linear_head"]
         self.groups: list[dict[str, Any]] = [{"params": layers, "lr": config.rate, "weight_decay": config.weight_decay}]
-        if self.decoder.skip is not None:  # it starts from the codebooks: zero is not what to be drawn to
-            self.groups.append({"params": [self.decoder.skip], "lr": config.rate, "weight_decay": 0.0})
+        if self.decoder.linear_head is not None:  # it starts from the codebooks: zero is not what to be drawn to
+            self.groups.append({"params": [self.decoder.linear_head], "lr": config.rate, "weight_decay": 0.0})
 
     def _fuse(self, text: np.ndarray, image: np.ndarray) -> Tensor:
         """z of texts with images, (n, d). Made anew for every batch: millions of them would not fit into memory."""
@@ -95,7 +95,7 @@ class DecoderStage(Stage):
         z_c = self._fuse(self.data.train.text[targets], self.data.train.image[targets])
         plain = torch.from_numpy(rng.random((len(queries), 1)) < self.config.plain)
         z = torch.where(plain, z_q, augment(z_q, z_c, self.config.augmentation, self.config.alpha, rng))
-        log_probs = self.decoder(z, self.codes[targets][:, : self.decoder.written])
+        log_probs = self.decoder(z, self.codes[targets][:, : self.decoder.decoder_levels])
         return -log_probs.sum(dim=1).mean(), {"first": -float(log_probs[:, 1].detach().mean())}  # Eq. 10
 
     def validate(self) -> dict[str, float]:

@@ -85,11 +85,6 @@ def test_prefix_tree_says_what_follows() -> None:
     assert follow(1) == [0]
 
 
-def test_only_a_tied_decoder_is_a_t5() -> None:
-    with pytest.raises(GeniusError, match="tied"):
-        Published(decoder(tied=False), some_codes(5))
-
-
 # Counting
 
 
@@ -107,8 +102,8 @@ def test_flops_are_those_of_the_rows(given: bool) -> None:
     assert flops.flops(whole) - flops.flops(products) == queries * width * (row + 2 * 16 * 6)
 
 
-def test_flops_of_levels_left_to_the_linear_path() -> None:
-    config = decoder(skip=True, written=2).config
+def test_flops_of_levels_left_to_the_linear_head() -> None:
+    config = decoder(linear_head=True, decoder_levels=2).config
     at_two, at_four = (flops.ours(config, 1, 7, decided, False, False) for decided in (2, 4))
     assert at_two == at_four == flops.ours(config, 1, 7, 2, False, True)
     assert at_two[1, 8, config.vocabulary] == 1

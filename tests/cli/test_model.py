@@ -48,5 +48,5 @@ def test_push_asks_for_owner_and_name(folder: str) -> None:
 
 
 def test_the_bundled_model_is_no_t5(tmp_path: Path) -> None:
-    with pytest.raises(GeniusError, match="linear path"):
+    with pytest.raises(GeniusError, match="linear head"):
         run("t5", "mini", str(tmp_path / "out"))

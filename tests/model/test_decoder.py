@@ -1,6 +1,7 @@
 """The decoder against the published one's numbers, and its step-by-step path against its whole-ID path."""
 
 import functools
+import json
 from typing import Any
 
 import golden
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.errors import BadModel
-from genius.model.decoder import Decoder, DecoderConfig, dropout, position_bucket
+from genius.model.decoder import Decoder, DecoderConfig, position_bucket
 
 T5_BLOCK = {  # our names -> the published ones; several are stacked into one matrix
     "self_norm": ["layer.0.layer_norm"],
@@ -51,8 +52,8 @@ def tiny(sizes: tuple[int, ...] = (3, 5, 4, 6), seed: int = 0, **changes: object
     torch.manual_seed(seed)
     shape = {"d_model": 16, "layers": 2, "heads": 2, "d_kv": 8, "d_ff": 32, "prefix": 3, "dropout": 0.3} | changes
     decoder = Decoder(DecoderConfig(dim=8, sizes=sizes, **shape)).eval()  # type: ignore[arg-type]
-    if decoder.skip is not None:
-        decoder.start_skip([torch.randn(size, 8) for size in sizes], gain=0.5)
+    if decoder.linear_head is not None:
+        decoder.init_linear_head([torch.randn(size, 8) for size in sizes], gain=0.5)
     return decoder
 
 
@@ -80,14 +81,13 @@ def test_beams_log_probabilities_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize("whole_vocabulary", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
-def test_forward_is_the_log_softmax_of_the_logits(tied: bool, whole_vocabulary: bool) -> None:
-    decoder = tiny(tied=tied, whole_vocabulary=whole_vocabulary)
+def test_forward_is_the_log_softmax_of_the_logits(whole_vocabulary: bool) -> None:
+    decoder = tiny(whole_vocabulary=whole_vocabulary)
     z, codes = torch.randn(7, 8), some_codes(decoder.config.sizes, 7)
     logits = decoder.logits(z, codes)
     assert [tuple(level.shape) for level in logits] == [(7, size) for size in decoder.config.sizes]
     if whole_vocabulary:
-        total = decoder.all_logits(decoder.hidden(z, codes), None).logsumexp(-1)
+        total = decoder.table_logits(decoder.hidden(z, codes)).logsumexp(-1)
         picked = [level.gather(1, codes[:, i, None])[:, 0] - total[:, i] for i, level in enumerate(logits)]
     else:
         picked = [-F.cross_entropy(level, codes[:, i], reduction="none") for i, level in enumerate(logits)]
@@ -112,43 +112,38 @@ def test_the_first_codes_of_ids_score_as_in_whole_ids() -> None:
 
 
 @pytest.mark.parametrize("whole_vocabulary", [False, True])
-def test_the_linear_path_adds_the_products_with_the_code_vectors(whole_vocabulary: bool) -> None:
-    decoder, plain = (tiny(skip=skip, whole_vocabulary=whole_vocabulary) for skip in (True, False))
+def test_the_linear_head_adds_the_products_with_the_code_vectors(whole_vocabulary: bool) -> None:
+    decoder, plain = (tiny(linear_head=linear, whole_vocabulary=whole_vocabulary) for linear in (True, False))
     z, codes = torch.randn(4, 8), some_codes(decoder.config.sizes, 4)
-    plain.load_state_dict({name: value for name, value in decoder.state_dict().items() if name != "skip"})
+    plain.load_state_dict({name: value for name, value in decoder.state_dict().items() if name != "linear_head"})
     books = [torch.randn(size, 8) for size in decoder.config.sizes]
-    decoder.start_skip(books, gain=3.0)
-    for with_path, without, book in zip(decoder.logits(z, codes), plain.logits(z, codes), books, strict=True):
-        torch.testing.assert_close(with_path, without + 3 * z @ book.T)
+    decoder.init_linear_head(books, gain=3.0)
+    for with_head, without, book in zip(decoder.logits(z, codes), plain.logits(z, codes), books, strict=True):
+        torch.testing.assert_close(with_head, without + 3 * z @ book.T)
     assert not torch.allclose(decoder(z, codes), plain(z, codes))
-    with pytest.raises(BadModel, match="skip=True"):
-        plain.start_skip(books, gain=3.0)
+    with pytest.raises(BadModel, match="linear_head=True"):
+        plain.init_linear_head(books, gain=3.0)
 
 
-def test_levels_that_are_not_written_are_left_to_the_linear_path() -> None:
-    whole, short = tiny(skip=True), tiny(skip=True, written=2)
+def test_levels_after_the_decoder_levels_are_left_to_the_linear_head() -> None:
+    whole, short = tiny(linear_head=True), tiny(linear_head=True, decoder_levels=2)
     short.load_state_dict(whole.state_dict())
     z, codes = torch.randn(4, 8), some_codes(whole.config.sizes, 4)
-    assert short.skip is not None
+    assert short.linear_head is not None
     for level, (all_layers, got) in enumerate(zip(whole.logits(z, codes), short.logits(z, codes), strict=True)):
-        expected = all_layers if level < 2 else z @ short.skip[short.rows(level)].T
+        expected = all_layers if level < 2 else z @ short.linear_head[short.rows(level)].T
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("bad", [{"written": 2}, {"written": 5, "skip": True}, {"written": -1, "skip": True}])
-def test_written_levels_need_a_linear_path_and_must_exist(bad: dict[str, Any]) -> None:
-    with pytest.raises(BadModel, match="written"):
-        tiny(**bad)
+@pytest.mark.parametrize(("levels", "linear_head"), [(2, False), (5, True), (-1, True)])
+def test_decoder_levels_need_a_linear_head_and_must_exist(levels: int, linear_head: bool) -> None:
+    with pytest.raises(BadModel, match="decoder_levels"):
+        tiny(decoder_levels=levels, linear_head=linear_head)
 
 
 def test_position_buckets_are_t5s() -> None:
     buckets = position_bucket(torch.tensor([0, 1, 15, 16, 18, 19, 31, 64, 127, 128, 1000]))
     assert buckets.tolist() == [0, 1, 15, 16, 16, 17, 21, 26, 31, 31, 31]
-
-
-def test_prefix_network_may_have_a_hidden_layer() -> None:
-    decoder = tiny(prefix_hidden=4)
-    assert decoder.prefix_embeddings(torch.randn(2, 8)).shape == (2, 3, 16)
 
 
 def test_dropout_only_in_training() -> None:
@@ -157,17 +152,6 @@ def test_dropout_only_in_training() -> None:
     torch.testing.assert_close(decoder(z, codes), decoder(z, codes))
     decoder.train()
     assert not torch.allclose(decoder(z, codes), decoder(z, codes))
-
-
-def test_dropout_zeroes_its_part_and_keeps_the_mean() -> None:
-    torch.manual_seed(0)
-    x = torch.ones(1001, 101, requires_grad=True)
-    y = dropout(x, 0.25, True)
-    assert (y == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
-    assert y.mean().item() == pytest.approx(1, abs=0.01)
-    y.sum().backward()
-    torch.testing.assert_close(x.grad, y.detach())  # what is dropped gets no gradient
-    assert dropout(x, 0.0, True) is x
 
 
 def test_it_learns() -> None:
@@ -183,8 +167,16 @@ def test_it_learns() -> None:
 
 
 def test_config_survives_json() -> None:
-    config = DecoderConfig(dim=8, sizes=(3, 5), d_model=4, prefix_hidden=2, tied=False)
-    assert DecoderConfig.from_json(config.to_json()) == config
+    config = DecoderConfig(dim=8, sizes=(3, 5), d_model=4, linear_head=True, decoder_levels=1)
+    assert DecoderConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("former", [{"tied": False}, {"prefix_hidden": 4}], ids=str)
+def test_former_options_are_read_only_with_the_supported_value(former: dict[str, Any]) -> None:
+    stored = DecoderConfig(dim=8, sizes=(3, 5)).to_dict()
+    assert DecoderConfig.from_dict(stored) == DecoderConfig(dim=8, sizes=(3, 5))
+    with pytest.raises(BadModel, match=next(iter(former))):
+        DecoderConfig.from_dict(stored | former)
 
 
 def test_bad_configs_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The engine against the decoder's own log-probabilities by teacher forcing, code by code."""
+"""The decoder runtime against the decoder's own log-probabilities by teacher forcing, code by code."""
 
 from typing import Any
 
@@ -12,18 +12,17 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.decoder_runtime import STEPS, DecoderRuntime, byte_product, rounded, rounded_positive
+from genius.model.decoder_graph import STEPS, int8_product, quantized, quantized_relu
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.runtime.onnx_graph import Graph, session
 from tests.model.test_decoder import tiny
 
 SHAPES: list[dict[str, Any]] = [
     {},
-    {"skip": True},
-    {"whole_vocabulary": True, "skip": True},
+    {"linear_head": True},
+    {"whole_vocabulary": True, "linear_head": True},
     {"whole_vocabulary": True},
-    {"tied": False},
-    {"prefix_hidden": 4},
-    *({"skip": True, "written": written} for written in (1, 2, 3, 4)),
+    *({"linear_head": True, "decoder_levels": levels} for levels in (1, 2, 3, 4)),
 ]
 Codes = NDArray[np.int64]
 
@@ -50,9 +49,9 @@ def picked(log_probs: NDArray[np.float32], codes: Codes) -> NDArray[np.float32]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_steps_with_reordered_beams_equal_teacher_forcing(shape: dict[str, Any]) -> None:
     decoder, z, rng = tiny(**shape), queries(3), np.random.default_rng(2)
-    engine, sizes = DecoderRuntime(decoder), decoder.config.sizes
+    runtime, sizes = DecoderRuntime(decoder), decoder.config.sizes
     codes = some_codes(sizes[:1], 3, 2)
-    state, log_probs = engine.open(z, codes)
+    state, log_probs = runtime.open(z, codes)
     for level, width in ((1, 4), (2, 3), (3, 5)):
         parents = rng.integers(0, codes.shape[1], (3, width))
         codes = np.concatenate(
@@ -62,7 +61,7 @@ def test_steps_with_reordered_beams_equal_teacher_forcing(shape: dict[str, Any])
         padded = np.concatenate([codes, np.zeros((3, width, 3 - level), np.int64)], 2)
         np.testing.assert_allclose(got, teacher_forced(decoder, z, padded)[..., level], atol=1e-5)
         if level < 3:
-            log_probs.append(engine.step(state, codes[..., -1], parents))
+            log_probs.append(runtime.step(state, codes[..., -1], parents))
 
 
 @pytest.mark.parametrize("given", [0, 1, 2, 3])
@@ -70,48 +69,48 @@ def test_steps_with_reordered_beams_equal_teacher_forcing(shape: dict[str, Any])
 def test_open_and_tail_equal_teacher_forcing(shape: dict[str, Any], given: int) -> None:
     decoder, z = tiny(**shape), queries(3)
     codes = some_codes(decoder.config.sizes, 3, 5)
-    engine = DecoderRuntime(decoder)
-    state, log_probs = engine.open(z, codes[..., :given])
+    runtime = DecoderRuntime(decoder)
+    state, log_probs = runtime.open(z, codes[..., :given])
     expected = teacher_forced(decoder, z, codes)
     for level, got in enumerate(log_probs):
         np.testing.assert_allclose(picked(got, codes[..., level]), expected[..., level], atol=1e-5)
     if given:
-        rest = engine.tail(state, codes[..., given:], np.arange(5)[None].repeat(3, 0))
+        rest = runtime.tail(state, codes[..., given:], np.arange(5)[None].repeat(3, 0))
         np.testing.assert_allclose(rest, expected[..., given + 1 :].sum(-1), atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_selected_queries_go_on_alone(shape: dict[str, Any]) -> None:
     decoder = tiny(**shape)
-    engine, codes = DecoderRuntime(decoder), some_codes(decoder.config.sizes, 4, 2)
+    runtime, codes = DecoderRuntime(decoder), some_codes(decoder.config.sizes, 4, 2)
     parents = np.array([[1, 0]]).repeat(4, 0)
-    state, _ = engine.open(queries(4), codes[..., :1])
+    state, _ = runtime.open(queries(4), codes[..., :1])
     chosen = np.array([3, 1])
-    alone = engine.step(state.select(chosen), codes[chosen, :, 1], parents[chosen])
-    np.testing.assert_array_equal(alone, engine.step(state, codes[..., 1], parents)[chosen])
+    alone = runtime.step(state.select(chosen), codes[chosen, :, 1], parents[chosen])
+    np.testing.assert_array_equal(alone, runtime.step(state, codes[..., 1], parents)[chosen])
 
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_query_scores_the_same_alone_and_in_a_batch(int8: bool) -> None:
     decoder = tiny()
-    engine, z, codes = DecoderRuntime(decoder, int8=int8), queries(9), some_codes(decoder.config.sizes, 9, 1)
+    runtime, z, codes = DecoderRuntime(decoder, int8=int8), queries(9), some_codes(decoder.config.sizes, 9, 1)
     parents = np.zeros((9, 1), np.int64)
-    state, together = engine.open(z, codes[..., :1])
-    step = engine.step(state, codes[..., 1], parents)
+    state, together = runtime.open(z, codes[..., :1])
+    step = runtime.step(state, codes[..., 1], parents)
     for i in range(9):
-        state, alone = engine.open(z[i : i + 1], codes[i : i + 1, :, :1])
+        state, alone = runtime.open(z[i : i + 1], codes[i : i + 1, :, :1])
         np.testing.assert_array_equal(alone[1], together[1][i : i + 1])
-        np.testing.assert_array_equal(engine.step(state, codes[i : i + 1, :, 1], parents[:1]), step[i : i + 1])
+        np.testing.assert_array_equal(runtime.step(state, codes[i : i + 1, :, 1], parents[:1]), step[i : i + 1])
 
 
 def test_free_levels_are_those_of_the_linear_path() -> None:
-    engine = DecoderRuntime(tiny(skip=True, written=2))
-    assert [engine.free(level) for level in range(4)] == [False, False, True, True]
-    state, _ = engine.open(queries(2), np.zeros((2, 3, 1), np.int64))
+    runtime = DecoderRuntime(tiny(linear_head=True, decoder_levels=2))
+    assert [runtime.is_linear(level) for level in range(4)] == [False, False, True, True]
+    state, _ = runtime.open(queries(2), np.zeros((2, 3, 1), np.int64))
     for level in (2, 3):
-        one = engine.step(state, np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64))
-        np.testing.assert_array_equal(one, engine.left(state, level)[:, None].repeat(3, 1))
-    assert not any(DecoderRuntime(tiny()).free(level) for level in range(4))
+        one = runtime.step(state, np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64))
+        np.testing.assert_array_equal(one, runtime.linear_log_probs(state, level)[:, None].repeat(3, 1))
+    assert not any(DecoderRuntime(tiny()).is_linear(level) for level in range(4))
 
 
 def test_a_decoder_in_training_is_refused() -> None:
@@ -125,8 +124,8 @@ def test_a_decoder_in_training_is_refused() -> None:
 def in_bytes(x: NDArray[np.float32], weight: NDArray[np.float32], positive: bool = False) -> NDArray[np.float32]:
     """x: (rows, n), weight: (outputs, n) -> their product, of x or of what is positive of it."""
     graph = Graph()
-    rows = (rounded_positive if positive else rounded)(graph, "x")
-    graph.node("Mul", byte_product(graph, rows, torch.from_numpy(weight)), rows.steps, output="y")
+    rows = (quantized_relu if positive else quantized)(graph, "x")
+    graph.node("Mul", int8_product(graph, rows, torch.from_numpy(weight)), rows.scale, output="y")
     model = graph.model({"x": (np.float32, ["rows", x.shape[1]])}, {"y": ["rows", len(weight)]})
     (y,) = session(model, threads=1).run(None, {"x": x})
     return y

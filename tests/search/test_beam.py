@@ -24,8 +24,8 @@ exact = settings(deadline=None, derandomize=True, max_examples=40)
 
 @functools.cache
 def engine_of(levels: int, seed: int) -> DecoderRuntime:
-    """Every second one leaves its finer levels to the linear path."""
-    shape = {"skip": True, "written": 1 + seed % levels} if seed % 2 else {}
+    """Every second one leaves its finer levels to the linear head."""
+    shape = {"linear_head": True, "decoder_levels": 1 + seed % levels} if seed % 2 else {}
     return DecoderRuntime(tiny(SIZES[:levels], seed, **shape))
 
 
@@ -261,7 +261,7 @@ def test_improbable_modalities_are_not_searched(codes: NDArray[np.uint16], seed:
 @given(collections(), st.integers(1, 4), st.integers(1, 30), st.integers(0, 3))
 def test_a_linear_path_fills_the_whole_budget(codes: NDArray[np.uint16], width: int, max_items: int, seed: int) -> None:
     engine, trie, z = (
-        DecoderRuntime(tiny(SIZES[: codes.shape[1]], seed, skip=True, written=1)),
+        DecoderRuntime(tiny(SIZES[: codes.shape[1]], seed, linear_head=True, decoder_levels=1)),
         Trie(codes),
         queries_of(1, seed),
     )
@@ -270,7 +270,7 @@ def test_a_linear_path_fills_the_whole_budget(codes: NDArray[np.uint16], width: 
     rows = trie.leaves(fast.lo, fast.hi).tolist()
     assert len(set(rows)) == len(rows)
     assert set(rows) >= set(trie.leaves(whole.lo, whole.hi).tolist())
-    if not engine.path or fast.level == 1:
+    if not engine.has_linear_levels or fast.level == 1:
         return  # one level, or everything fitted
     best = trie.ids(fast.lo)[0, 0]
     others = (codes[:, 0] != best)[rows].sum()  # of beams; what fills the rest has the best one's modality

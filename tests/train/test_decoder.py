@@ -113,7 +113,7 @@ def test_the_loss_is_eq_10_on_fused_queries(monkeypatch: pytest.MonkeyPatch) -> 
     z_c = coded.fuse(stage.data.train)[targets]
     plain = torch.from_numpy(rng.random((len(queries), 1)) < SMALL.plain)
     z = torch.where(plain, z_q, augment(z_q, z_c, "interpolate", 2.0, rng))
-    expected = -stage.decoder(z, stage.codes[targets][:, : stage.decoder.written]).sum(dim=1).mean()
+    expected = -stage.decoder(z, stage.codes[targets][:, : stage.decoder.decoder_levels]).sum(dim=1).mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
