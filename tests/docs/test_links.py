@@ -52,3 +52,10 @@ def test_readme_is_short_and_names_both_commands() -> None:
     assert len(readme) <= 10_000
     for part in (b"make demo", b"make test", b"arxiv.org/abs/2503.19868"):
         assert part in readme
+
+
+def test_names_in_the_architecture_exist() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("genius/**/*.py"))
+    for name in re.findall(r"`([\w.]+)`", pages.prose(ROOT / "docs/architecture.md")):
+        last = name.split(".")[-1]
+        assert re.search(rf"\b{last}\b", source), f"docs/architecture.md names {name}"
