@@ -25,7 +25,7 @@ EPILOG = (
     "one. The variables GENIUS_READ_KEY and GENIUS_WRITE_KEY hold keys as well.\n\n"
     "Without keys, anyone who can connect may read; only on this machine itself (127.0.0.1) may anyone write, too."
 )
-PACKAGES = {"fastapi", "starlette", "uvicorn", "httptools", "multipart", "python_multipart", "prometheus_client"}
+PACKAGES = {"fastapi", "starlette", "uvicorn", "multipart", "python_multipart", "prometheus_client"}
 
 
 def _show_new_key(wanted: bool) -> None:
@@ -75,7 +75,7 @@ def serve(
     try:
         from genius.serve.app import create_app
         from genius.serve.keys import others_can_read, read_keys
-        from genius.serve.served import Served
+        from genius.serve.served import ServedIndex
         from genius.serve.server import listen, run
         from genius.serve.settings import Settings
     except ImportError as error:
@@ -102,7 +102,7 @@ def serve(
     with listen(settings) as listener:
         settings = replace(settings, port=listener.getsockname()[1])
         opened = {name: Index.open(path, refresh=settings.refresh) for name, path in paths.items()}
-        served = {name: Served(name, index, settings) for name, index in opened.items()}
+        served = {name: ServedIndex(name, index, settings) for name, index in opened.items()}
 
         def announce() -> None:
             _announce(opened, settings)

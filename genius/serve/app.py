@@ -1,7 +1,4 @@
-"""The service as one ASGI app: routes, checks and pages put together, and the indexes started and stopped with it.
-
-Knows how the parts fit. What a route does is in `routes`, what an index does in `served`.
-"""
+"""The service as an ASGI app: routes, middleware and error handlers, and the start and stop of the indexes."""
 
 import asyncio
 import logging
@@ -14,22 +11,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius import __version__
 from genius.serve import security
-from genius.serve.description import TAGS, description_of
 from genius.serve.images import Thumbnails
 from genius.serve.metrics import Metrics
+from genius.serve.openapi import TAGS, openapi
 from genius.serve.problems import install_problems
 from genius.serve.routes import codes, images, indexes, items, jobs, pages, search, status
-from genius.serve.served import Served
+from genius.serve.served import ServedIndex
 from genius.serve.settings import Settings
-from genius.serve.work import Work
+from genius.serve.threads import ThreadPools
 
 log = logging.getLogger("genius.serve")
 
-PARTS = (search, items, codes, images, jobs, indexes, status, pages)
+ROUTE_MODULES = (search, items, codes, images, jobs, indexes, status, pages)
 
 
-def create_app(served: Mapping[str, Served], settings: Settings) -> FastAPI:
-    """The app over some indexes by name; the first is the one that is meant where none is named."""
+def create_app(served: Mapping[str, ServedIndex], settings: Settings) -> FastAPI:
+    """Create the app.
+
+    Args:
+        served: The indexes by name. The first is the default of requests that name none.
+        settings: Keys and limits.
+    """
     app = FastAPI(
         title="GENIUS search",
         version=__version__,
@@ -41,77 +43,79 @@ def create_app(served: Mapping[str, Served], settings: Settings) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.served, app.state.settings = dict(served), settings
-    app.state.metrics, app.state.work, app.state.thumbnails = Metrics(served), Work(), Thumbnails()
-    app.state.routes = [route for part in PARTS for route in part.router.routes]
-    for part in PARTS:
-        app.include_router(part.router)
-    app.openapi = lambda: description_of(app)  # type: ignore[method-assign]
+    app.state.metrics, app.state.pools, app.state.thumbnails = Metrics(served), ThreadPools(), Thumbnails()
+    app.state.routes = [route for module in ROUTE_MODULES for route in module.router.routes]
+    for module in ROUTE_MODULES:
+        app.include_router(module.router)
+    app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     install_problems(app)
-    app.add_middleware(Heads)
+    app.add_middleware(HeadRequests)
     security.install(app, settings)
-    app.add_middleware(Counted, metrics=app.state.metrics)
+    app.add_middleware(RequestMetrics, metrics=app.state.metrics)
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """The service answers at once; each index is ready when it has loaded."""
-    every: list[Served] = list(app.state.served.values())
-    starting = [asyncio.create_task(_start(one)) for one in every]
+    """Start and stop the indexes. The service responds at once; each index is ready when it has loaded."""
+    served: list[ServedIndex] = list(app.state.served.values())
+    starting = [asyncio.create_task(_start(one)) for one in served]
     try:
         yield
     finally:
-        await asyncio.gather(*starting)  # a thread that loads a model cannot be broken off
-        await asyncio.gather(*(one.stop(app.state.settings.shutdown_seconds) for one in every))
-        app.state.work.close()
+        await asyncio.gather(*starting)  # a thread that loads a model cannot be interrupted
+        await asyncio.gather(*(one.stop(app.state.settings.shutdown_seconds) for one in served))
+        app.state.pools.close()
 
 
-async def _start(one: Served) -> None:
+async def _start(one: ServedIndex) -> None:
     try:
         await asyncio.to_thread(one.start)
-    except Exception:  # the others go on; /readyz says that this one is not there
+    except Exception:  # the other indexes are served; /readyz reports this one
         log.exception("The index %s cannot be served.", one.name)
 
 
-class Heads:
-    """Middleware: HEAD is answered like GET, without the body."""
+class HeadRequests:
+    """Middleware: answers HEAD like GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             return await self._app(scope, receive, send)
 
-        async def without_body(message: Message) -> None:
+        async def send_without_body(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        as_get = {**scope, "method": "GET"}
+        get_scope = {**scope, "method": "GET"}
         try:
-            await self._app(as_get, receive, without_body)
+            await self._app(get_scope, receive, send_without_body)
         finally:
-            scope["route"] = as_get.get("route")
+            scope["route"] = get_scope.get("route")
 
 
-class Counted:
-    """Middleware: counts requests by route and status, and measures them."""
+class RequestMetrics:
+    """Middleware: counts requests by route and status, and measures their duration."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         began, status = time.perf_counter(), 500
 
-        async def watched(message: Message) -> None:
+        async def watch(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, watch)
         finally:
             route = getattr(scope.get("route"), "path_format", "unmatched")
-            self._metrics.request(route, scope["method"], status, time.perf_counter() - began)
+            self._metrics.observe_request(route, scope["method"], status, time.perf_counter() - began)

@@ -1,7 +1,7 @@
-"""Batcher: queries that come at the same time are encoded and answered together, by one thread.
+"""Batcher: one thread encodes and answers queries that arrive at the same time together.
 
-Nobody waits for a batch to fill: the thread takes whatever waits as soon as it is free, so batches grow with the load.
-Knows queries, how to search, and an index; knows nothing of HTTP.
+The thread takes all waiting queries as soon as it is free and never waits for a batch to fill, so batches grow with the
+load.
 """
 
 import asyncio
@@ -17,34 +17,26 @@ from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
 from genius.index.index import Index
 from genius.model.genius import Genius
+from genius.search.options import SearchOptions
 from genius.search.results import SearchResult
-from genius.serve.handover import hand_over, log_unforeseen
-from genius.serve.limits import Busy, TooLate
+from genius.serve.limits import QueryExpired, ServiceBusy
 from genius.serve.settings import Settings
+from genius.serve.threads import log_unexpected, resolve
 
-IMAGES = 2  # decoded at the same time
-RETRIES = 3  # when another model takes over while queries are being answered
-_STOPPED = "The service was stopped before the query could be answered. Ask again when it is back."
-
-
-@dataclass(frozen=True)
-class How:
-    """How to search: queries that say the same are answered together. See `Index.search`."""
-
-    k: int = 10
-    mode: str = "fast"
-    beam: int = 50
-    budget: int = 1000
-    ids: frozenset[str] | None = None
-    where: str | None = None
+DECODERS = 2  # threads that decode the images of queries
+MAX_ATTEMPTS = 3  # per batch, if the model is replaced in the meantime
+_STOPPED = "The service stopped before it answered the query. Try again when it is back."
 
 
 @dataclass(frozen=True)
-class Reply(SearchResult):
-    """An answer, and how it came about.
+class ServedResult(SearchResult):
+    """A search result of the service.
 
-    seconds: of this query, "queue", "prepare" and "total"; of the whole batch, "encode", "generate", "rerank", "read".
-    batch: how many queries were encoded together; version, items: of the index.
+    Attributes:
+        seconds: "queue", "prepare" and "total" of this query; "encode", "generate", "rerank" and "read" of its batch.
+        batch: Number of queries that were encoded together.
+        version: Version of the index.
+        items: Number of items in the index.
     """
 
     batch: int
@@ -53,140 +45,142 @@ class Reply(SearchResult):
 
 
 @dataclass(eq=False)
-class _Asked:
-    """A query on its way. model: the one that it is prepared for."""
+class _PendingQuery:
+    """A query that is not answered yet. `prepared` holds the input of `model`'s encoder."""
 
     query: Query
-    how: How
-    future: "asyncio.Future[Reply]"
+    options: SearchOptions
+    future: "asyncio.Future[ServedResult]"
     arrived: float = field(default_factory=time.monotonic)
     queued: float = 0.0
     model: Genius | None = None
     prepared: Prepared | None = None
-    preparing: float = 0.0  # seconds
+    prepare_seconds: float = 0.0
 
     def prepare(self, model: Genius) -> Prepared:
         if self.prepared is None or self.model is not model:
             begun = time.monotonic()
             self.prepared, self.model = model.prepare_query(self.query), model
-            self.preparing += time.monotonic() - begun
+            self.prepare_seconds += time.monotonic() - begun
         return self.prepared
 
 
 @dataclass(frozen=True)
-class _Batch:
-    """Queries that were encoded together: how many, since when, and how long it took."""
+class _EncodedBatch:
+    """Queries that were encoded together."""
 
     size: int
     begun: float
-    encoding: float
+    encode_seconds: float
 
-    def reply(self, one: _Asked, answer: SearchResult, version: int, items: int) -> Reply:
+    def result(self, pending: _PendingQuery, result: SearchResult, version: int, items: int) -> ServedResult:
         seconds = {
-            "queue": self.begun - one.queued,
-            "prepare": one.preparing,
-            "encode": self.encoding,
-            **answer.seconds,
-            "total": time.monotonic() - one.arrived,
+            "queue": self.begun - pending.queued,
+            "prepare": pending.prepare_seconds,
+            "encode": self.encode_seconds,
+            **result.seconds,
+            "total": time.monotonic() - pending.arrived,
         }
-        return Reply(answer.hits, answer.branches, answer.candidates, seconds, self.size, version, items)
+        return ServedResult(**{**vars(result), "seconds": seconds}, batch=self.size, version=version, items=items)
 
 
-_Outcome = tuple[_Asked, Reply | Exception]
+_Outcome = tuple[_PendingQuery, ServedResult | Exception]
 
 
 class Batcher:
-    """seen: called by the thread with the answers of each batch, before they are given back."""
+    """Answers queries in batches. `on_batch` is called by the thread with the results of each batch."""
 
-    def __init__(self, index: Index, settings: Settings, seen: Callable[[list[Reply]], None] = lambda _: None) -> None:
-        self._index, self._settings, self._seen = index, settings, seen
-        self._queue: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
-        self._images = ThreadPoolExecutor(IMAGES, thread_name_prefix="image")
-        self._preparing = 0  # queries whose images are being decoded, or wait for that
-        self._open = 0  # queries that are not answered yet
+    def __init__(
+        self, index: Index, settings: Settings, on_batch: Callable[[list[ServedResult]], None] = lambda _: None
+    ) -> None:
+        self._index, self._settings, self._on_batch = index, settings, on_batch
+        self._queue: queue.SimpleQueue[_PendingQuery | None] = queue.SimpleQueue()
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="image")
+        self._preparing = 0  # queries whose images are being decoded
+        self._open = 0  # unanswered queries
         self._closed = self._given_up = False
-        self._items = (-1, 0)  # how many there are, by version
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     async def stop(self, timeout: float) -> None:
-        """Take no more queries, answer those that wait within so many seconds, and refuse the rest."""
+        """Accept no more queries, answer the waiting ones for at most `timeout` seconds, and refuse the rest."""
         self._closed = True
         end = time.monotonic() + timeout
         while self._open and time.monotonic() < end:
             await asyncio.sleep(0.01)
         self._given_up = True
         self._queue.put(None)
-        self._images.shutdown(wait=False, cancel_futures=True)
+        self._decoders.shutdown(wait=False, cancel_futures=True)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, max(1.0, end - time.monotonic()))
 
     @property
     def waiting(self) -> int:
-        """Queries that are not being worked on yet."""
+        """Number of queries that the thread has not taken yet."""
         return self._preparing + self._queue.qsize()
 
     # In the event loop
 
-    async def ask(self, query: Query, how: How) -> Reply:
-        """Raises BadItem for a bad image, GeniusError for a bad filter, Busy, TooLate."""
+    async def search(self, query: Query, options: SearchOptions) -> ServedResult:
+        """Answer a query. Raises BadItem for a bad image, GeniusError for a bad filter, ServiceBusy, QueryExpired."""
         self._admit(1)
-        return await self._answered(query, how)
+        return await self._answer(query, options)
 
-    async def ask_many(self, queries: Sequence[tuple[Query, How]]) -> list[Reply | GeniusError]:
-        """What was wrong with a query stands in its place. Busy is raised where not all of them can wait."""
+    async def search_many(self, queries: Sequence[tuple[Query, SearchOptions]]) -> list[ServedResult | GeniusError]:
+        """Answer several queries; a failed one gives its error. Raises ServiceBusy if the queue has no room for all."""
         self._admit(len(queries))
-        found = await asyncio.gather(*(self._answered(*one) for one in queries), return_exceptions=True)
+        found = await asyncio.gather(*(self._answer(*one) for one in queries), return_exceptions=True)
         for one in found:
             if isinstance(one, BaseException) and not isinstance(one, GeniusError):
                 raise one
-        return [one for one in found if isinstance(one, Reply | GeniusError)]
+        return [one for one in found if isinstance(one, ServedResult | GeniusError)]
 
     def _admit(self, count: int) -> None:
         if self._closed:
-            raise Busy("The service is stopping. Ask again when it is back.")
+            raise ServiceBusy("The service is stopping. Try again when it is back.")
         if self.waiting + count > self._settings.max_waiting:
-            raise Busy(
-                f"{self.waiting} queries wait already, of at most {self._settings.max_waiting}. Try again in a moment."
+            raise ServiceBusy(
+                f"{self.waiting} queries are waiting, of at most {self._settings.max_waiting}. Try again in a moment."
             )
 
-    async def _answered(self, query: Query, how: How) -> Reply:
+    async def _answer(self, query: Query, options: SearchOptions) -> ServedResult:
         loop = asyncio.get_running_loop()
-        asked = _Asked(query, how, loop.create_future())
+        pending = _PendingQuery(query, options, loop.create_future())
         self._open += 1
         try:
             if query.image is not None:
-                await self._prepare(asked, loop)
-            asked.queued = time.monotonic()
-            self._queue.put(asked)
-            return await asked.future
+                await self._prepare(pending, loop)
+            pending.queued = time.monotonic()
+            self._queue.put(pending)
+            return await pending.future
         finally:
-            asked.future.cancel()  # whoever asked may be gone
+            pending.future.cancel()  # the client may have disconnected
             self._open -= 1
 
-    async def _prepare(self, asked: _Asked, loop: asyncio.AbstractEventLoop) -> None:
+    async def _prepare(self, pending: _PendingQuery, loop: asyncio.AbstractEventLoop) -> None:
         self._preparing += 1
         try:
-            await loop.run_in_executor(self._images, lambda: asked.prepare(self._index.model))
-        except (asyncio.CancelledError, RuntimeError):  # so says a pool that was shut down
+            await loop.run_in_executor(self._decoders, lambda: pending.prepare(self._index.model))
+        except (asyncio.CancelledError, RuntimeError):  # raised by a pool that was shut down
             if not self._given_up:
                 raise
         finally:
             self._preparing -= 1
         if self._given_up:
-            raise Busy(_STOPPED)
+            raise ServiceBusy(_STOPPED)
 
     # In the thread
 
     def _run(self) -> None:
         while batch := self._take():
-            hand_over((asked.future, outcome) for asked, outcome in self._outcomes(batch))
+            resolve((pending.future, outcome) for pending, outcome in self._outcomes(batch))
 
-    def _take(self) -> list[_Asked]:
-        """What waits: at least one query, or none when all is over."""
-        batch: list[_Asked] = []
+    def _take(self) -> list[_PendingQuery]:
+        """Wait for a query and take all that are queued. Empty after `stop`."""
+        batch: list[_PendingQuery] = []
         one = self._queue.get()
         while one is not None:
             batch.append(one)
@@ -200,77 +194,75 @@ class Batcher:
             self._queue.put(None)
         return batch
 
-    def _outcomes(self, batch: list[_Asked]) -> list[_Outcome]:
-        refused, live = self._sorted_out(batch)
+    def _outcomes(self, batch: list[_PendingQuery]) -> list[_Outcome]:
+        refused, live = self._split_expired(batch)
         if not live:
             return refused
         try:
-            for _ in range(RETRIES):
+            for _ in range(MAX_ATTEMPTS):
                 model = self._index.model
-                outcomes = self._answers(model, live)
-                if self._index.model is model:  # else, other vectors than the index now has may have been compared
+                outcomes = self._encode_and_search(model, live)
+                if self._index.model is model:  # otherwise the vectors may not match the index
                     break
-            self._seen([reply for _, reply in outcomes if isinstance(reply, Reply)])
-        except Exception as error:  # whatever it is, the next batch may be better
-            log_unforeseen(error, "A search failed.")
+            self._on_batch([result for _, result in outcomes if isinstance(result, ServedResult)])
+        except Exception as error:  # the thread must survive
+            log_unexpected(error, "A search failed.")
             outcomes = [(one, error) for one in live]
         return refused + outcomes
 
-    def _sorted_out(self, batch: list[_Asked]) -> tuple[list[_Outcome], list[_Asked]]:
-        """Without those that nobody waits for any more, or that have waited too long."""
+    def _split_expired(self, batch: list[_PendingQuery]) -> tuple[list[_Outcome], list[_PendingQuery]]:
+        """Refuse expired queries and drop cancelled ones. Returns the refusals and the remaining queries."""
         now = time.monotonic()
         refused: list[_Outcome] = []
-        live: list[_Asked] = []
+        live: list[_PendingQuery] = []
         for one in batch:
             waited = now - one.arrived
             if one.future.done():
                 continue
             if self._given_up:
-                refused.append((one, Busy(_STOPPED)))
+                refused.append((one, ServiceBusy(_STOPPED)))
             elif waited > self._settings.deadline:
-                refused.append((one, TooLate(f"The query waited {waited:.1f} seconds in vain. Try again later.")))
+                refused.append((one, QueryExpired(f"The query expired after {waited:.1f} seconds. Try again later.")))
             else:
                 live.append(one)
         return refused, live
 
-    def _answers(self, model: Genius, asked: list[_Asked]) -> list[_Outcome]:
-        """Encoded together; if that cannot be done, each alone, so that a bad query harms no other."""
+    def _encode_and_search(self, model: Genius, pending: list[_PendingQuery]) -> list[_Outcome]:
+        """Encode the queries together and search per group of equal options.
+
+        If a step fails for several queries, each is tried alone, so a bad query does not fail the others.
+        """
         begun = time.monotonic()
         try:
-            vectors = model.encode([one.prepare(model) for one in asked])
+            vectors = model.encode([one.prepare(model) for one in pending])
         except Exception as error:
-            return self._each_alone(error, asked, lambda one, _: self._answers(model, [one]))
-        batch = _Batch(len(asked), begun, time.monotonic() - begun)
-        groups: dict[How, list[int]] = {}
-        for place, one in enumerate(asked):
-            groups.setdefault(one.how, []).append(place)
+            return self._one_by_one(error, pending, lambda one, _: self._encode_and_search(model, [one]))
+        batch = _EncodedBatch(len(pending), begun, time.monotonic() - begun)
+        groups: dict[SearchOptions, list[int]] = {}
+        for place, one in enumerate(pending):
+            groups.setdefault(one.options, []).append(place)
         outcomes: list[_Outcome] = []
         for places in groups.values():
-            outcomes += self._group([asked[place] for place in places], vectors[places], batch)
+            outcomes += self._search([pending[place] for place in places], vectors[places], batch)
         return outcomes
 
-    def _group(self, asked: list[_Asked], vectors: Vectors, batch: _Batch) -> list[_Outcome]:
-        """Queries that are to be answered in the same way."""
+    def _search(self, pending: list[_PendingQuery], vectors: Vectors, batch: _EncodedBatch) -> list[_Outcome]:
+        """Search with queries that have the same options."""
         try:
-            answers = self._index.answer_vectors(
-                vectors, [one.query.target_modality for one in asked], **vars(asked[0].how)
-            )
-            state = self._state()
+            targets = [one.query.target_modality for one in pending]
+            results = self._index.answer_vectors(vectors, targets, **vars(pending[0].options))
+            version, items = self._index.version, len(self._index)
         except Exception as error:
-            return self._each_alone(error, asked, lambda one, place: self._group([one], vectors[[place]], batch))
-        return [(one, batch.reply(one, answer, *state)) for one, answer in zip(asked, answers, strict=True)]
+            return self._one_by_one(error, pending, lambda one, place: self._search([one], vectors[[place]], batch))
+        return [(one, batch.result(one, result, version, items)) for one, result in zip(pending, results, strict=True)]
 
-    def _each_alone(
-        self, error: Exception, asked: list[_Asked], work: Callable[[_Asked, int], list[_Outcome]]
+    def _one_by_one(
+        self,
+        error: Exception,
+        pending: list[_PendingQuery],
+        work: Callable[[_PendingQuery, int], list[_Outcome]],
     ) -> list[_Outcome]:
-        if len(asked) == 1:
-            log_unforeseen(error, "A search failed.")
-            return [(asked[0], error)]
-        return [outcome for place, one in enumerate(asked) for outcome in work(one, place)]
-
-    def _state(self) -> tuple[int, int]:
-        """Version of the index and number of its items."""
-        version = self._index.version
-        if self._items[0] != version:
-            self._items = version, len(self._index)
-        return self._items
+        if len(pending) == 1:
+            log_unexpected(error, "A search failed.")
+            return [(pending[0], error)]
+        return [outcome for place, one in enumerate(pending) for outcome in work(one, place)]

@@ -1,12 +1,11 @@
-"""Bodies of requests: JSON or multipart/form-data, as the values that `schemas` describe, or a Problem.
+"""Request bodies: JSON or multipart/form-data, validated against a request model.
 
-A file in a form is bytes and a name: the name is a plain string, and nothing is ever opened by it or written under it.
-Knows nothing of what the values mean.
+The name of an uploaded file is a plain string: no file is opened or written under it.
 """
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -14,191 +13,154 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
-from genius.serve.problems import Problem, problem_of_values
+from genius.serve.problems import HttpProblem, problem_from_validation
 from genius.serve.settings import Settings
 
-SMALL = 32_768  # bytes; longer bodies are read in a thread
-VALUES = 2_000_000  # in one body; a body of nothing but brackets would fill the memory many times over
-PARTS = 32  # of a form, beside the files or ids that may be many
+INLINE = 32_768  # bytes; longer bodies are parsed in a thread
+MAX_VALUES = 2_000_000  # JSON values in one body; empty brackets would take many times their size in memory
+EXTRA_PARTS = 32  # parts of a form besides files or ids
 JSON, FORM = "application/json", "multipart/form-data"
 M = TypeVar("M", bound=BaseModel)
 
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # whoever sends nonsense could fill the log with it
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # malformed forms must not fill the log
 
 
-@dataclass
-class Part:
-    """A field of a form. filename: None if it is not a file."""
+@dataclass(frozen=True)
+class FormPart:
+    """A part of a form. `filename` is None for a plain field."""
 
     name: str
-    filename: str | None = None
-    type: str = ""
-    data: bytearray = field(default_factory=bytearray)
+    filename: str | None
+    content_type: str
+    data: bytes
 
     def text(self) -> str:
+        """The value of a plain field."""
         if self.filename is not None:
-            raise Problem(422, f"`{self.name}` is sent as a file. Send it as a plain field of the form.", self.name)
-        return decoded(bytes(self.data), f"`{self.name}`", self.name)
+            raise HttpProblem(422, f"`{self.name}` is a file. Send it as a plain field of the form.", self.name)
+        return decode_text(self.data, f"`{self.name}`", self.name)
+
+    @property
+    def is_text_file(self) -> bool:
+        """Whether an uploaded file holds text rather than an image."""
+        suffix = PurePosixPath(self.filename or "").suffix.lower()
+        return self.content_type.partition(";")[0].strip().lower() == "text/plain" or suffix == ".txt"
 
 
-def decoded(data: bytes, what: str, field: str | None = None) -> str:
+def decode_text(data: bytes, what: str, field: str | None = None) -> str:
+    """Decode UTF-8, with or without a byte order mark."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Problem(422, f"{what} is not UTF-8. Save and send it as UTF-8.", field) from error
+        raise HttpProblem(422, f"{what} is not UTF-8. Send it as UTF-8.", field) from error
 
 
-async def read_body(request: Request, model: type[M], from_form: Callable[[list[Part]], dict[str, Any]]) -> M:
-    """The values of a body. from_form: makes of the fields of a form what the same request would be in JSON."""
+async def read_body(request: Request, model: type[M], from_form: Callable[[list[FormPart]], dict[str, Any]]) -> M:
+    """Read and validate the body. `from_form` converts the parts of a form to the value that JSON would have."""
     settings: Settings = request.app.state.settings
     header = request.headers.get("content-type", "")
-    kind = header.partition(";")[0].strip().lower()
-    if kind not in (JSON, FORM):
-        sent = f"not {kind[:100]}" if kind else "and the request does not say what it is"
-        raise Problem(415, f"The body must be {JSON} or {FORM}, {sent}. Set the header Content-Type.")
+    content_type = header.partition(";")[0].strip().lower()
+    if content_type not in (JSON, FORM):
+        sent = f"not {content_type[:100]}" if content_type else "but the header Content-Type is missing"
+        raise HttpProblem(415, f"The body must be {JSON} or {FORM}, {sent}.")
     body = await request.body()
 
-    def read() -> M:
-        data = parse_json(body) if kind == JSON else from_form(parse_form(body, header, settings))
-        return validated(model, data, settings)
+    def parse() -> M:
+        data = parse_json(body) if content_type == JSON else from_form(parse_form(body, header, settings))
+        try:
+            return model.model_validate(data, context=settings)
+        except ValidationError as error:
+            raise problem_from_validation(error) from error
 
-    return read() if len(body) <= SMALL else await request.app.state.work.read(read)
+    return parse() if len(body) <= INLINE else await request.app.state.pools.read(parse)
 
 
-def validated(model: type[M], data: Any, settings: Settings) -> M:
+def parse_json(body: bytes, field: str | None = None) -> Any:
+    """Parse strict JSON: no NaN, no lone surrogates, limited depth. `field` names the form field that holds it."""
+    what = "The body" if field is None else f"`{field}`"
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+        raise HttpProblem(413, f"{what} holds more than {MAX_VALUES:,} values. Send several requests.", field)
     try:
-        return model.model_validate(data, context=settings)
-    except ValidationError as error:
-        raise problem_of_values(error) from error
-
-
-def parse_json(body: bytes | bytearray | str, name: str | None = None) -> Any:
-    """JSON as the standard has it: no NaN, no half characters, no depths. name: of the field that holds it."""
-    what = "The body" if name is None else f"`{name}`"
-    raw = body.encode() if isinstance(body, str) else body
-    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > VALUES:
-        raise Problem(413, f"{what} holds more than {VALUES:,} values. Send it in several requests.", name)
-    try:
-        return from_json(bytes(raw), allow_inf_nan=False)
+        return from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise Problem(400, f"{what} is not JSON that can be read: {error}.", name) from error
+        raise HttpProblem(400, f"{what} is not valid JSON: {error}.", field) from error
 
 
-def parse_form(body: bytes, header: str, settings: Settings) -> list[Part]:
-    """The fields of a form in the order in which they came."""
+def parse_form(body: bytes, header: str, settings: Settings) -> list[FormPart]:
+    """The parts of a form in their order. Files stay in memory."""
     boundary = parse_options_header(header)[1].get(b"boundary")
     if not boundary:
-        raise Problem(400, "The header Content-Type of the form names no boundary. Let the HTTP library set it.")
-    reader = _FormReader(PARTS + max(settings.max_items, settings.max_ids))
+        raise HttpProblem(400, "The header Content-Type has no boundary. Let the HTTP library set it.")
+    parts: list[FormPart] = []
+    max_parts = EXTRA_PARTS + max(settings.max_items, settings.max_ids)
+    complete = False
+
+    def on_part(part: Field | File) -> None:
+        if len(parts) >= max_parts:
+            raise HttpProblem(413, f"The form has more than {max_parts:,} parts. Send several requests.")
+        name, filename = decode_text(part.field_name or b"", "The name of a field"), None
+        if isinstance(part, File):
+            filename = decode_text(part.file_name or b"", "The name of a file")
+            part.file_object.seek(0)
+            data = part.file_object.read()
+        else:
+            data = part.value or b""
+        parts.append(FormPart(name, filename, part.content_type or "", data))
+
+    def on_end() -> None:
+        nonlocal complete
+        complete = True
+
     try:
-        parser = MultipartParser(boundary, reader.callbacks())  # type: ignore[arg-type]
+        parser = FormParser(FORM, on_part, on_part, on_end, boundary, config={"MAX_MEMORY_FILE_SIZE": len(body)})
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise Problem(400, "The form cannot be read: it is cut off or damaged. Send it again.") from error
-    if not reader.ended:
-        raise Problem(400, "The form has no end: it is cut off. Send it again.")
-    return reader.parts
+        raise HttpProblem(400, "The form is malformed, or a part has no name. Send it again.") from error
+    if not complete:
+        raise HttpProblem(400, "The form is incomplete: its end is missing. Send it again.")
+    return parts
 
 
-class _FormReader:
-    """Gathers what the parser finds."""
-
-    def __init__(self, most: int) -> None:
-        self.parts: list[Part] = []
-        self.ended = False
-        self._most = most
-        self._name = self._value = b""  # of a part's header
-        self._headers: dict[bytes, bytes] = {}
-        self._part = Part("")
-
-    def callbacks(self) -> dict[str, Callable[..., None]]:
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": self._header_field,
-            "on_header_value": self._header_value,
-            "on_header_end": self._header_end,
-            "on_headers_finished": self._headers_finished,
-            "on_part_data": self._data,
-            "on_part_end": lambda: self.parts.append(self._part),
-            "on_end": self._end,
-        }
-
-    def _begin(self) -> None:
-        if len(self.parts) >= self._most:
-            raise Problem(413, f"The form has more than {self._most:,} fields. Send it in several requests.")
-        self._headers = {}
-
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
-
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def _header_end(self) -> None:
-        self._headers[self._name.lower()] = self._value
-        self._name = self._value = b""
-
-    def _headers_finished(self) -> None:
-        options = parse_options_header(self._headers.get(b"content-disposition"))[1]
-        if b"name" not in options:
-            raise Problem(400, "A field of the form has no name. Name every field.")
-        filename = options.get(b"filename")
-        self._part = Part(
-            decoded(options[b"name"], "The name of a field"),
-            None if filename is None else decoded(filename, "The name of a file"),
-            parse_options_header(self._headers.get(b"content-type"))[0].decode("latin-1"),
-        )
-
-    def _data(self, data: bytes, start: int, end: int) -> None:
-        self._part.data += memoryview(data)[start:end]
-
-    def _end(self) -> None:
-        self.ended = True
-
-
-# From forms to what the same request would be in JSON
-
-
-def plain_fields(
-    parts: list[Part],
+def form_values(
+    parts: list[FormPart],
     files: Collection[str] = (),
     lists: Collection[str] = (),
-    values: Collection[str] = (),
+    scalars: Collection[str] = (),
     json: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Fields by name; empty ones count as absent, and everything but files is text.
+    """Convert the parts of a form to the JSON object of the same request. Empty fields count as absent.
 
-    files: those that are images; lists: those that may come again; values: those whose text stands for a number or
-    for true or false (what does not is left as it is, to be refused); json: those that hold JSON.
+    Args:
+        parts: The parts of the form.
+        files: Fields that are uploaded files.
+        lists: Fields that may occur more than once.
+        scalars: Numbers and booleans, written as in JSON.
+        json: Fields that hold JSON.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part in parts:
         if not part.data and not part.filename:
             continue
-        value: Any = bytes(part.data) if part.name in files and part.filename is not None else part.text()
+        value: Any = part.data if part.name in files and part.filename is not None else part.text()
         if part.name in json:
-            value = parse_json(value, part.name)
-        elif part.name in values:
-            value = _value(value)
+            value = parse_json(value.encode(), part.name)
+        elif part.name in scalars:
+            value = _parse_scalar(value)
         if part.name in lists:
-            found.setdefault(part.name, []).append(value)
-        elif part.name in found:
-            raise Problem(422, f"`{part.name}` comes twice in the form. Send it once.", part.name)
+            values.setdefault(part.name, []).append(value)
+        elif part.name in values:
+            raise HttpProblem(422, f"`{part.name}` occurs twice in the form. Send it once.", part.name)
         else:
-            found[part.name] = value
-    return found
+            values[part.name] = value
+    return values
 
 
-def _value(text: str) -> Any:
+def _parse_scalar(text: str) -> Any:
+    """The JSON value of a text. Invalid JSON stays a string, which validation refuses."""
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError:
         return text
-
-
-def is_text(part: Part) -> bool:
-    """Whether a file is a text rather than an image."""
-    return part.type == "text/plain" or PurePosixPath(part.filename or "").suffix.lower() == ".txt"

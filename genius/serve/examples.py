@@ -1,23 +1,23 @@
-"""Examples for the description of the service. A test asks the service each of them."""
+"""Examples of requests and responses for the OpenAPI description. A test sends every request."""
 
 from typing import Any
 
 IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEUlEQVR42mP8z4AdMDEMKQkAzUEBD7t4NqoAAAAASUVORK5CYII="
 """A small red square."""
 
-SEARCHES: dict[str, Any] = {
-    "words": {"summary": "Words", "value": {"text": "a sleepy animal", "k": 5}},
+SEARCH_REQUESTS: dict[str, Any] = {
+    "text": {"summary": "Text", "value": {"text": "a sleepy animal", "k": 5}},
     "image": {"summary": "An image", "value": {"image": IMAGE, "target": "image"}},
     "both": {
-        "summary": "An image and words",
+        "summary": "An image and text",
         "value": {"image": IMAGE, "text": "the same in blue", "instruction": "Find the product photo."},
     },
-    "narrow": {
-        "summary": "Among some items, and how they were found",
+    "filter": {
+        "summary": "With a filter, and with the decoder's beams",
         "value": {"text": "a star", "where": "modality = 'text'", "k": 3, "explain": True},
     },
 }
-SEARCH_ANSWER: dict[str, Any] = {
+SEARCH_RESPONSE: dict[str, Any] = {
     "example": {
         "index": "photos",
         "version": 12,
@@ -47,7 +47,7 @@ SEARCH_ANSWER: dict[str, Any] = {
         "tree": None,
     }
 }
-ITEM_ANSWER: dict[str, Any] = {
+ITEM_RESPONSE: dict[str, Any] = {
     "example": {
         "id": "cats/grooming",
         "modality": "image,text",
@@ -57,12 +57,12 @@ ITEM_ANSWER: dict[str, Any] = {
         "image_url": "/v1/images/cats%2Fgrooming?index=photos",
     }
 }
-PUTS: dict[str, Any] = {
+PUT_REQUESTS: dict[str, Any] = {
     "text": {"summary": "A text", "value": {"text": "How to groom a cat", "metadata": {"lang": "en", "year": 2024}}},
     "image": {"summary": "An image", "value": {"image": IMAGE}},
     "pair": {"summary": "An image with its text", "value": {"image": IMAGE, "text": "A red square"}},
 }
-BULKS: dict[str, Any] = {
+ADD_REQUESTS: dict[str, Any] = {
     "two": {
         "summary": "A text and an image",
         "value": {
@@ -73,9 +73,9 @@ BULKS: dict[str, Any] = {
         },
     }
 }
-BATCHES: dict[str, Any] = {
+BATCH_REQUESTS: dict[str, Any] = {
     "two": {
-        "summary": "Two questions",
+        "summary": "Two queries",
         "value": {"queries": [{"text": "a cat", "target": "image"}, {"text": "a dog", "k": 3}]},
     }
 }

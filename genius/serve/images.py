@@ -1,7 +1,6 @@
-"""Images in the service: looked at before they are decoded, and shown as small copies made anew from the pixels.
+"""Images in the service: uploads are checked before they are decoded, and items are shown as thumbnails.
 
-What a client sends is bytes and nothing else. What is shown is never a stored file as it is: a file can be more than a
-image. Knows nothing of HTTP but the sentences for clients.
+A stored file is never sent to a client: thumbnails are encoded from the pixels.
 """
 
 import hashlib
@@ -16,54 +15,53 @@ from PIL import Image
 from genius.data.images import load_image
 from genius.data.items import Item
 from genius.errors import BadImage
-from genius.serve.problems import Problem
+from genius.serve.problems import HttpProblem
 
-TYPE = "image/webp"
+THUMBNAIL_TYPE = "image/webp"
 QUALITY = 82
-CACHE = 64_000_000  # bytes of small images that are kept
-LARGEST = 200_000_000  # bytes of an image file that is read
-READS = 20_000  # pieces that an image may consist of
+CACHE_BYTES = 64_000_000
+MAX_FILE = 200_000_000  # bytes of an image file that is read from the disk
+MAX_READS = 20_000  # reads of an image parser, and chunks of a PNG
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
-"""What clients may send, by PIL's names: less than an operator may index, for parsers open to all should be few."""
-_NAMES = "PNG, JPEG, WebP, GIF, BMP or AVIF"
+"""Formats that clients may upload. Fewer than an operator may index: few parsers should face the network."""
 _PNG = b"\x89PNG\r\n\x1a\n"
-_GONE = "The image of this item is gone or cannot be read any more. Its file may have been moved."
+_UNREADABLE = "The image of this item cannot be read. Its file may have been moved."
 
 
 def check_image(data: bytes, max_pixels: int) -> None:
-    """Refuses what is no image, and what would take too long or too much memory, before anything is decoded."""
+    """Refuse data that is not an image, or that would take too long or too much memory to decode."""
     if not data:
-        raise Problem(422, "`image` is empty. Send the bytes of an image file.", "image")
+        raise HttpProblem(422, "`image` is empty. Send an image file.", "image")
     try:
-        with Image.open(_Impatient(data), formats=FORMATS) as image:
+        with Image.open(_LimitedReads(data), formats=FORMATS) as image:
             width, height = image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         width = height = max_pixels + 1
-    except Exception as error:  # parsers raise many kinds: struct.error, SyntaxError, OverflowError ...
-        raise Problem(422, f"`image` is not an image that can be read. Send {_NAMES}.", "image") from error
+    except Exception as error:  # parsers raise many types: struct.error, SyntaxError, OverflowError ...
+        formats = "PNG, JPEG, WebP, GIF, BMP or AVIF"
+        raise HttpProblem(422, f"`image` is not a readable image. Send {formats}.", "image") from error
     if width * height > max_pixels:
         limit = f"{max_pixels / 1_000_000:,.3g} megapixels"
-        raise Problem(422, f"`image` has too many pixels: at most {limit} are allowed. Make it smaller.", "image")
-    if data.startswith(_PNG) and _many_chunks(data):
-        raise Problem(422, "`image` is cut into too many pieces. Save it again.", "image")
+        raise HttpProblem(422, f"`image` has too many pixels: at most {limit} are allowed.", "image")
+    if data.startswith(_PNG) and _has_many_chunks(data):
+        raise HttpProblem(422, "`image` has too many chunks. Save it again.", "image")
 
 
-class _Impatient(io.BytesIO):
-    """A file that lets itself be asked only so often: some parsers go through millions of empty pieces one by one."""
+class _LimitedReads(io.BytesIO):
+    """A file that allows MAX_READS reads: some parsers walk through millions of empty chunks one by one."""
 
-    left = READS
+    left = MAX_READS
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.left -= 1
         if self.left < 0:
-            raise OSError("too many pieces")
+            raise OSError("too many reads")
         return super().read(size)
 
 
-def _many_chunks(png: bytes) -> bool:
-    """Whether a PNG has more chunks than any honest one."""
+def _has_many_chunks(png: bytes) -> bool:
     at = len(_PNG)
-    for _ in range(READS):
+    for _ in range(MAX_READS):
         if at + 8 > len(png):
             return False
         at += 12 + int.from_bytes(png[at : at + 4], "big")
@@ -71,22 +69,22 @@ def _many_chunks(png: bytes) -> bool:
 
 
 def image_bytes(item: Item, field: str) -> bytes:
-    """The image file of a stored item, which may lie where the operator's path says. field: that named the item."""
+    """The image file of an indexed item. `field` is the request field that named the item."""
     if isinstance(item.image, bytes):
         return item.image
     assert isinstance(item.image, str | os.PathLike)
     try:
         path = Path(item.image)
-        if path.stat().st_size > LARGEST:
-            raise Problem(404, _GONE, field)
+        if path.stat().st_size > MAX_FILE:
+            raise HttpProblem(404, _UNREADABLE, field)
         return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        raise Problem(404, _GONE, field) from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise HttpProblem(404, _UNREADABLE, field) from error
 
 
-def fingerprint(item: Item, size: int) -> str:
-    """Names a small image: it changes when the image does. Files are not read for it."""
-    digest = hashlib.blake2b(f"{TYPE} {QUALITY} {size} ".encode(), digest_size=16)
+def thumbnail_tag(item: Item, size: int) -> str:
+    """A hash that changes with the image. Files are identified by path, size and time of modification."""
+    digest = hashlib.blake2b(f"{THUMBNAIL_TYPE} {QUALITY} {size} ".encode(), digest_size=16)
     if isinstance(item.image, bytes):
         digest.update(item.image)
     else:
@@ -94,51 +92,48 @@ def fingerprint(item: Item, size: int) -> str:
         try:
             found = os.stat(item.image)
         except (OSError, ValueError) as error:
-            raise Problem(404, _GONE, "id") from error
+            raise HttpProblem(404, _UNREADABLE, "id") from error
         digest.update(f"{os.fsdecode(item.image)} {found.st_mtime_ns} {found.st_size}".encode(errors="replace"))
     return digest.hexdigest()
 
 
 class Thumbnails:
-    """Small images, the ones last used kept in memory. May be used from many threads."""
+    """Thumbnails with an LRU cache. Thread-safe."""
 
-    def __init__(self, room: int = CACHE) -> None:
-        self._room, self._used = room, 0
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+    def __init__(self, capacity: int = CACHE_BYTES) -> None:
+        self._capacity = capacity
+        self.used = 0  # bytes
+        self._cache: OrderedDict[str, bytes] = OrderedDict()
         self._lock = threading.Lock()
 
-    @property
-    def used(self) -> int:
-        """Bytes that are kept."""
-        return self._used
-
     def get(self, tag: str) -> bytes | None:
+        """A cached thumbnail."""
         with self._lock:
-            if tag in self._kept:
-                self._kept.move_to_end(tag)
-            return self._kept.get(tag)
+            if tag in self._cache:
+                self._cache.move_to_end(tag)
+            return self._cache.get(tag)
 
     def make(self, tag: str, item: Item, size: int) -> bytes:
-        """The image of an item, its longer side at most `size`; larger than it is, it does not become."""
-        again = self.get(tag)  # another request may have made it while this one waited
-        if again is not None:
-            return again
+        """The thumbnail of an item, its longer side at most `size`. Smaller images are not enlarged."""
+        cached = self.get(tag)  # another request may have made it in the meantime
+        if cached is not None:
+            return cached
         assert item.image is not None
         try:
             image = load_image(item.image)
         except BadImage as error:
-            raise Problem(404, _GONE, "id") from error
+            raise HttpProblem(404, _UNREADABLE, "id") from error
         image.thumbnail((size, size), Image.Resampling.LANCZOS, reducing_gap=2.0)
         out = io.BytesIO()
         image.save(out, "WEBP", quality=QUALITY, method=2)
-        self._keep(tag, out.getvalue())
+        self._add(tag, out.getvalue())
         return out.getvalue()
 
-    def _keep(self, tag: str, image: bytes) -> None:
+    def _add(self, tag: str, thumbnail: bytes) -> None:
         with self._lock:
-            if tag in self._kept or len(image) > self._room:
+            if tag in self._cache or len(thumbnail) > self._capacity:
                 return
-            self._kept[tag] = image
-            self._used += len(image)
-            while self._used > self._room:
-                self._used -= len(self._kept.popitem(last=False)[1])
+            self._cache[tag] = thumbnail
+            self.used += len(thumbnail)
+            while self.used > self._capacity:
+                self.used -= len(self._cache.popitem(last=False)[1])

@@ -1,7 +1,4 @@
-"""Jobs: additions of many items, done in the background piece by piece, that can be followed and cancelled.
-
-Holds what waits and counts what was done; the writer does the work. Knows nothing of HTTP, or of how items are written.
-"""
+"""Jobs: bulk additions that the writer works through chunk by chunk. Clients can follow and cancel them."""
 
 import secrets
 import threading
@@ -13,26 +10,27 @@ from typing import Literal
 
 from genius.data.items import Item
 from genius.errors import BadItem
-from genius.serve.limits import Busy, Room
+from genius.serve.limits import ByteBudget, ServiceBusy
 from genius.serve.settings import Settings
 
-KEPT = 100  # jobs that have ended
-LISTED = 100  # refused items of a job
-CHUNK = 256  # items written in one step, at most
+MAX_ENDED = 100  # ended jobs that are remembered
+MAX_LISTED = 100  # refused items listed per job
 
-State = Literal["waiting", "running", "done", "failed", "cancelled"]
+JobState = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
 @dataclass(frozen=True)
-class Job:
-    """A bulk addition as it stands at one moment.
+class WriteJob:
+    """State of a bulk addition at one moment.
 
-    done: items that are settled: on the disk, there before, or refused. bad: the first of the refused ones.
+    Attributes:
+        done: Number of items that are written, unchanged or refused.
+        bad: The first refused items.
     """
 
     id: str
     items: int
-    state: State = "waiting"
+    state: JobState = "waiting"
     done: int = 0
     added: int = 0
     replaced: int = 0
@@ -46,12 +44,13 @@ class Job:
 
     @property
     def ended(self) -> bool:
+        """Whether the job is done, failed or cancelled."""
         return self.finished is not None
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Some items of a job, to be written now. replace: whether they may take the place of others."""
+class JobChunk:
+    """Items of a job to write in one step. `replace`: whether they may replace items with the same id."""
 
     job: str
     items: list[Item | BadItem]
@@ -59,45 +58,44 @@ class Chunk:
 
 
 @dataclass
-class _Waiting:
-    """The items of a job that are still to be written."""
-
+class _RemainingItems:
     items: deque[Item | BadItem]
     replace: bool
 
 
-class Jobs:
-    """Used from many threads. room: shared with others whose items wait."""
+class JobQueue:
+    """The jobs of an index. Thread-safe. `budget` is shared with single writes."""
 
-    def __init__(self, settings: Settings, room: Room) -> None:
-        self._settings, self._room = settings, room
+    def __init__(self, settings: Settings, budget: ByteBudget) -> None:
+        self._settings, self._budget = settings, budget
         self._lock = threading.RLock()
-        self._jobs: dict[str, Job] = {}  # the oldest first
-        self._waiting: dict[str, _Waiting] = {}  # of those that have not ended
+        self._jobs: dict[str, WriteJob] = {}  # oldest first
+        self._remaining: dict[str, _RemainingItems] = {}  # of jobs that have not ended
 
-    def add(self, items: Iterable[Item | BadItem], replace: bool = True) -> Job:
-        """Raises Busy when too many jobs, or too many bytes, wait."""
+    def add(self, items: Iterable[Item | BadItem], replace: bool = True) -> WriteJob:
+        """Queue a job. Raises ServiceBusy if too many jobs or bytes are waiting."""
         given = deque(items)
         with self._lock:
-            if len(self._waiting) >= self._settings.max_jobs:
-                raise Busy(f"{len(self._waiting)} bulk additions wait already. Try again when one of them has ended.")
-            self._room.take(sum(map(size_of, given)))
-            job = Job(secrets.token_hex(8), len(given))
+            if len(self._remaining) >= self._settings.max_jobs:
+                raise ServiceBusy(f"{len(self._remaining)} bulk additions are waiting. Try again when one has ended.")
+            self._budget.acquire(sum(map(size_of, given)))
+            job = WriteJob(secrets.token_hex(8), len(given))
             self._jobs[job.id] = job
-            self._waiting[job.id] = _Waiting(given, replace)
+            self._remaining[job.id] = _RemainingItems(given, replace)
             return job
 
-    def list(self) -> "list[Job]":
-        """The newest first."""
+    def list(self) -> "list[WriteJob]":
+        """All jobs, newest first."""
         with self._lock:
             return list(reversed(self._jobs.values()))
 
-    def get(self, id: str) -> Job | None:
+    def get(self, id: str) -> WriteJob | None:
+        """A job by id."""
         with self._lock:
             return self._jobs.get(id)
 
     def cancel(self, id: str) -> bool:
-        """Whether there was something to cancel. What is being written just now still is."""
+        """Cancel a job; False if it has ended. A chunk that is being written is still written."""
         with self._lock:
             job = self._jobs.get(id)
             if job is None or job.ended:
@@ -106,33 +104,33 @@ class Jobs:
             return True
 
     def fail_all(self, reason: str) -> None:
-        """End every job that has not ended."""
+        """Fail every job that has not ended."""
         with self._lock:
-            for id in list(self._waiting):
+            for id in list(self._remaining):
                 self._end(self._jobs[id], "failed", reason)
 
     # For the writer
 
     @property
     def waiting(self) -> int:
-        """Jobs that have not ended."""
-        return len(self._waiting)
+        """Number of jobs that have not ended."""
+        return len(self._remaining)
 
-    def take(self, size: int) -> Chunk | None:
-        """The next items of the oldest job, at most so many; None if there are none."""
+    def take(self, size: int) -> JobChunk | None:
+        """The next items of the oldest job, at most `size`; None if no job has any."""
         with self._lock:
-            for id, waiting in list(self._waiting.items()):
+            for id, remaining in list(self._remaining.items()):
                 job = self._jobs[id]
                 if job.started is None:
                     job = self._jobs[id] = replace(job, state="running", started=datetime.now(UTC))
-                if waiting.items:
-                    items = [waiting.items.popleft() for _ in range(min(size, len(waiting.items)))]
-                    return Chunk(id, items, waiting.replace)
-                self._end(job, "done")  # it had no items at all
+                if remaining.items:
+                    items = [remaining.items.popleft() for _ in range(min(size, len(remaining.items)))]
+                    return JobChunk(id, items, remaining.replace)
+                self._end(job, "done")  # a job without items
         return None
 
-    def settled(self, id: str, added: int, replaced: int, unchanged: int, bad: Sequence[BadItem]) -> None:
-        """So many more items of a job are on the disk, were there before, or are refused."""
+    def count(self, id: str, added: int, replaced: int, unchanged: int, bad: Sequence[BadItem]) -> None:
+        """Add to the counts of a job."""
         with self._lock:
             job = self._jobs.get(id)
             if job is not None:
@@ -142,33 +140,33 @@ class Jobs:
                     added=job.added + added,
                     replaced=job.replaced + replaced,
                     unchanged=job.unchanged + unchanged,
-                    bad=[*job.bad, *bad][:LISTED],
+                    bad=[*job.bad, *bad][:MAX_LISTED],
                     bad_count=job.bad_count + len(bad),
                 )
 
-    def finished(self, chunk: Chunk, error: str | None = None) -> None:
-        """The chunk that was taken is over. error: why the job cannot go on."""
+    def finish(self, chunk: JobChunk, error: str | None = None) -> None:
+        """Release a chunk that was taken. An error fails the job."""
         with self._lock:
-            waiting = self._waiting.get(chunk.job)
-            self._room.give_back(sum(map(size_of, chunk.items)))
-            if waiting is None:  # cancelled in the meantime
+            remaining = self._remaining.get(chunk.job)
+            self._budget.release(sum(map(size_of, chunk.items)))
+            if remaining is None:  # cancelled in the meantime
                 return
             if error is not None:
                 self._end(self._jobs[chunk.job], "failed", error)
-            elif not waiting.items:
+            elif not remaining.items:
                 self._end(self._jobs[chunk.job], "done")
 
-    def _end(self, job: Job, state: State, error: str | None = None) -> None:
-        waiting = self._waiting.pop(job.id)
-        self._room.give_back(sum(map(size_of, waiting.items)))
+    def _end(self, job: WriteJob, state: JobState, error: str | None = None) -> None:
+        remaining = self._remaining.pop(job.id)
+        self._budget.release(sum(map(size_of, remaining.items)))
         self._jobs[job.id] = replace(job, state=state, error=error, finished=datetime.now(UTC))
         ended = [id for id, one in self._jobs.items() if one.ended]
-        for id in ended[: max(0, len(ended) - KEPT)]:
+        for id in ended[: max(0, len(ended) - MAX_ENDED)]:
             del self._jobs[id]
 
 
 def size_of(item: Item | BadItem) -> int:
-    """Bytes that an item takes while it waits, by and large."""
+    """Approximate size of a waiting item in bytes."""
     if isinstance(item, BadItem):
         return len(item.reason) + 200
     image = len(item.image) if isinstance(item.image, bytes) else 0

@@ -1,7 +1,4 @@
-"""Keys: secrets that let a client read, or read and write. Only their SHA-256 digests are kept.
-
-Knows files and the environment. Knows no HTTP.
-"""
+"""Keys: secrets that allow a client to read, or to read and write. Only SHA-256 digests are kept in memory."""
 
 import hashlib
 import hmac
@@ -14,33 +11,33 @@ from pathlib import Path
 
 from genius.errors import BadData
 
-SHORTEST = 20  # characters; new keys have 43, which is 256 bits
-LONGEST = 200
+MIN_LENGTH = 20  # characters; new keys have 43, which hold 256 bits
+MAX_LENGTH = 200
 VARIABLES = {"GENIUS_READ_KEY": "read", "GENIUS_WRITE_KEY": "write"}
 
-_KEY = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what fits into a header: RFC 6750
+_KEY = re.compile(r"[A-Za-z0-9._~+/=-]+")  # characters of a bearer token (RFC 6750)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Digests of the keys that may read, and of those that may read and write."""
+    """Digests of the read keys and of the write keys. Write keys may also read."""
 
     read: frozenset[bytes] = frozenset()
     write: frozenset[bytes] = frozenset()
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A random key of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
 def digest(key: str) -> bytes:
-    """What is kept of a key. A fast hash will do: keys are random and long, and cannot be tried out."""
+    """SHA-256 of a key. A fast hash is enough because keys are long and random."""
     return hashlib.sha256(key.encode()).digest()
 
 
-def known(given: bytes, digests: Iterable[bytes]) -> bool:
-    """Whether a digest is one of some. All are compared, each in constant time, so that the time tells nothing."""
+def is_known(given: bytes, digests: Iterable[bytes]) -> bool:
+    """Whether a digest is in `digests`. Compares all of them in constant time, so timing reveals nothing."""
     found = False
     for one in digests:
         found |= hmac.compare_digest(given, one)
@@ -48,10 +45,20 @@ def known(given: bytes, digests: Iterable[bytes]) -> bool:
 
 
 def read_keys(file: Path | None, environment: Mapping[str, str]) -> Keys:
-    """The keys of a file (`read KEY` or `write KEY` a line, # before comments), and those of VARIABLES."""
+    """Read keys from a file and from environment variables.
+
+    Args:
+        file: Text file with one `read KEY` or `write KEY` per line. `#` starts a comment.
+        environment: May hold the variables named in `VARIABLES`.
+
+    Raises:
+        BadData: The file cannot be read, or a key is malformed. The message never shows a key.
+    """
     scopes: dict[str, set[bytes]] = {"read": set(), "write": set()}
-    for scope, key, place in [*_from_file(file), *_from_environment(environment)]:
-        scopes[scope].add(digest(_checked(key, place)))
+    from_environment = [(scope, environment[name], name) for name, scope in VARIABLES.items() if name in environment]
+    for scope, key, place in [*_keys_in_file(file), *from_environment]:
+        _check_key(key, place)
+        scopes[scope].add(digest(key))
     return Keys(frozenset(scopes["read"]), frozenset(scopes["write"]))
 
 
@@ -60,14 +67,16 @@ def others_can_read(file: Path) -> bool:
     return bool(file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
 
 
-def _from_file(file: Path | None) -> list[tuple[str, str, str]]:
-    """Scope, key and place of each line that is not empty."""
+def _keys_in_file(file: Path | None) -> list[tuple[str, str, str]]:
+    """Scope, key and place of every key in the file."""
     if file is None:
         return []
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeError) as error:
-        raise BadData(f"The keys in {file} cannot be read ({error}). Give a text file with a key a line.") from error
+        raise BadData(
+            f"The key file {file} cannot be read ({error}). Give a text file with one key per line."
+        ) from error
     found = []
     for number, line in enumerate(lines, 1):
         words = line.split("#")[0].split()
@@ -77,21 +86,15 @@ def _from_file(file: Path | None) -> list[tuple[str, str, str]]:
             raise BadData(f"Line {number} of {file} is neither `read KEY` nor `write KEY`.")
         found.append((words[0], words[1], f"Line {number} of {file}"))
     if not found:
-        raise BadData(f"{file} holds no key. Write `read KEY` or `write KEY`: genius serve --new-key makes one.")
+        raise BadData(f"{file} holds no key. Write `read KEY` or `write KEY`; genius serve --new-key prints a new key.")
     return found
 
 
-def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    return [(scope, environment[name], name) for name, scope in VARIABLES.items() if name in environment]
-
-
-def _checked(key: str, place: str) -> str:
-    """The key, or an error that does not show it."""
-    if not SHORTEST <= len(key) <= LONGEST:
+def _check_key(key: str, place: str) -> None:
+    if not MIN_LENGTH <= len(key) <= MAX_LENGTH:
         raise BadData(
-            f"{place}: the key has {len(key)} characters; {SHORTEST} to {LONGEST} are needed. "
-            "genius serve --new-key makes a good one."
+            f"{place}: the key has {len(key)} characters; {MIN_LENGTH} to {MAX_LENGTH} are needed. "
+            "genius serve --new-key prints a good one."
         )
     if not _KEY.fullmatch(key):
-        raise BadData(f"{place}: a key is made of letters, digits and . _ ~ + / = - only.")
-    return key
+        raise BadData(f"{place}: a key consists of letters, digits and . _ ~ + / = - only.")

@@ -1,41 +1,40 @@
-"""What happens when more is asked of the service than it can do: Busy, TooLate, and Room, which says how much fits.
-
-Knows nothing of queries or items.
-"""
+"""Load limits: the errors of an overloaded service, and a budget for bytes that wait in memory."""
 
 import threading
 
 from genius.errors import GeniusError
 
 
-class Busy(GeniusError):
-    """Too much waits already, the index is still loading, or the service is stopping. Later it may work."""
+class ServiceBusy(GeniusError):
+    """A queue is full, the index is still loading, or the service is stopping. A later attempt may succeed."""
 
 
-class TooLate(GeniusError):
-    """A query that nobody had begun to work on when its deadline passed."""
+class QueryExpired(GeniusError):
+    """The deadline of a query passed before work on it began."""
 
 
-class Room:
-    """So many bytes may wait at once. Used from many threads.
+class ByteBudget:
+    """Limits the bytes that wait in memory. Thread-safe.
 
-    What comes into an empty room is always let in: limits on a single request are the business of others.
+    An unused budget admits any size: the size of a single request is limited elsewhere.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.used = 0
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> None:
+    def acquire(self, size: int) -> None:
+        """Reserve `size` bytes. Raises ServiceBusy if they do not fit."""
         with self._lock:
-            if self.used and self.used + size > self.size:
-                raise Busy(
-                    f"{self.used / 1e6:,.0f} MB wait to be written, and {size / 1e6:,.1f} MB more would be too many. "
+            if self.used and self.used + size > self.limit:
+                raise ServiceBusy(
+                    f"{self.used / 1e6:,.0f} MB are waiting to be written; {size / 1e6:,.1f} MB more exceed the limit. "
                     "Try again later."
                 )
             self.used += size
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
+        """Give `size` bytes back."""
         with self._lock:
             self.used -= size

@@ -1,11 +1,8 @@
-"""Metrics: what the service tells Prometheus. Counts what it is told, and asks each index when it is asked itself.
-
-Knows nothing of HTTP but the names of routes and the numbers of answers.
-"""
+"""Metrics for Prometheus: requests, refusals, search stages, writes, and the state of each index."""
 
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -13,102 +10,95 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from genius.errors import GeniusError
-from genius.serve.jobs import State
-
-if TYPE_CHECKING:
-    from genius.serve.batching import Reply
-    from genius.serve.served import Served
+from genius.serve.batching import ServedResult
+from genius.serve.jobs import JobState
+from genius.serve.served import ServedIndex
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-QUERIES = (1, 2, 4, 8, 16, 32, 64, 128)
-OF_A_QUERY = ("queue", "prepare", "total")  # other stages are gone through by a whole batch at once
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+QUERY_STAGES = ("queue", "prepare", "total")  # measured per query, all other stages per batch
 
 
 class Metrics:
-    """One for each app. Watches the indexes by itself; requests and refusals it is told."""
+    """The metrics of an app. Subscribes to the batches and writes of every index."""
 
-    def __init__(self, served: Mapping[str, "Served"]) -> None:
+    def __init__(self, served: Mapping[str, ServedIndex]) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "genius_requests", "Requests that were answered.", ("route", "method", "status"), registry=registry
+            "genius_requests", "Answered requests.", ("route", "method", "status"), registry=registry
         )
         self._request_seconds = Histogram(
-            "genius_request_seconds", "From a request to its answer.", ("route",), buckets=SECONDS, registry=registry
+            "genius_request_seconds", "Duration of requests.", ("route",), buckets=SECONDS, registry=registry
         )
-        self._refused = Counter(
-            "genius_refused", "Requests that were refused, by reason.", ("reason",), registry=registry
-        )
+        self._refused = Counter("genius_refused", "Refused requests.", ("reason",), registry=registry)
         self._stages = Histogram(
             "genius_stage_seconds",
-            "Stages of a search: queue, prepare and total of each query, the others of each batch.",
+            "Duration of search stages: queue, prepare and total per query, the others per batch.",
             ("index", "stage"),
             buckets=SECONDS,
             registry=registry,
         )
         self._batches = Histogram(
-            "genius_batch_queries",
-            "Queries that were encoded together.",
-            ("index",),
-            buckets=QUERIES,
-            registry=registry,
+            "genius_batch_queries", "Queries encoded together.", ("index",), buckets=BATCH_SIZES, registry=registry
         )
-        self._writes = Counter("genius_writes", "Items written, by outcome.", ("index", "outcome"), registry=registry)
-        self._registry.register(_Indexes(served))
+        self._writes = Counter("genius_writes", "Written items.", ("index", "outcome"), registry=registry)
+        registry.register(_IndexCollector(served))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self._registry)
+            collector(registry=registry)
         for one in served.values():
-            one.watch(self)
+            one.on_batch, one.on_write = self.observe_batch, self.count_write
 
-    def request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """route: the template, such as "/v1/items/{id}"; "unmatched" if there is none."""
+    def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a request. `route` is a template such as "/v1/items/{id}", or "unmatched"."""
         self._requests.labels(route, method, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
 
-    def refused(self, reason: str) -> None:
-        """reason: one of a few words, such as "busy", "late", "rate", "key" and "size"."""
+    def count_refusal(self, reason: str) -> None:
+        """Count a refused request. `reason` is one of a few words, such as "busy", "late", "rate" or "key"."""
         self._refused.labels(reason).inc()
 
-    def answered(self, index: str, replies: "list[Reply]") -> None:
-        """The answers of one batch."""
-        if not replies:
+    def observe_batch(self, index: str, results: list[ServedResult]) -> None:
+        """Observe the results of a batch."""
+        if not results:
             return
-        self._batches.labels(index).observe(replies[0].batch)
-        for stage, seconds in replies[0].seconds.items():
-            if stage not in OF_A_QUERY:
+        self._batches.labels(index).observe(results[0].batch)
+        for stage, seconds in results[0].seconds.items():
+            if stage not in QUERY_STAGES:
                 self._stages.labels(index, stage).observe(seconds)
-        for stage in OF_A_QUERY:
+        for stage in QUERY_STAGES:
             histogram = self._stages.labels(index, stage)
-            for reply in replies:
-                histogram.observe(reply.seconds[stage])
+            for result in results:
+                histogram.observe(result.seconds[stage])
 
-    def wrote(self, index: str, outcome: str, count: int) -> None:
-        """outcome: "created", "replaced", "unchanged", "deleted", "bad" or "failed"."""
-        self._writes.labels(index, outcome).inc(count)
+    def count_write(self, index: str, outcome: str, count: int) -> None:
+        """Count written items by outcome (see `ServedIndex.on_write`)."""
+        if count:
+            self._writes.labels(index, outcome).inc(count)
 
-    def text(self) -> tuple[bytes, str]:
-        """What Prometheus reads, and its content type."""
+    def exposition(self) -> tuple[bytes, str]:
+        """The metrics in Prometheus' text format, and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
 
-class _Indexes(Collector):
-    """How each index stands at the moment."""
+class _IndexCollector(Collector):
+    """The current state of each index."""
 
-    def __init__(self, served: Mapping[str, "Served"]) -> None:
+    def __init__(self, served: Mapping[str, ServedIndex]) -> None:
         self._served = served
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        items = GaugeMetricFamily("genius_items", "Items of an index.", labels=["index"])
-        version = GaugeMetricFamily("genius_version", "The version of an index that is read.", labels=["index"])
-        ready = GaugeMetricFamily("genius_ready", "Whether an index answers.", labels=["index"])
-        queries = GaugeMetricFamily("genius_waiting_queries", "Queries that wait.", labels=["index"])
-        writes = GaugeMetricFamily("genius_waiting_writes", "Single writes that wait.", labels=["index"])
-        jobs = GaugeMetricFamily("genius_jobs", "Bulk additions that are remembered.", labels=["index", "state"])
+        items = GaugeMetricFamily("genius_items", "Items in an index.", labels=["index"])
+        version = GaugeMetricFamily("genius_version", "Version of an index that is served.", labels=["index"])
+        ready = GaugeMetricFamily("genius_ready", "Whether an index is ready.", labels=["index"])
+        queries = GaugeMetricFamily("genius_waiting_queries", "Queries in the queue.", labels=["index"])
+        writes = GaugeMetricFamily("genius_waiting_writes", "Single writes in the queue.", labels=["index"])
+        jobs = GaugeMetricFamily("genius_jobs", "Bulk additions by state.", labels=["index", "state"])
         for name, one in self._served.items():
             states = Tally(job.state for job in one.jobs.list())
-            for state in get_args(State):
+            for state in get_args(JobState):
                 jobs.add_metric([name, state], states[state])
             ready.add_metric([name], one.ready)
             queries.add_metric([name], one.waiting_queries)
@@ -116,6 +106,6 @@ class _Indexes(Collector):
             try:
                 items.add_metric([name], len(one.index))
                 version.add_metric([name], one.index.version)
-            except GeniusError:  # it cannot be read just now; all else can
+            except GeniusError:  # the index cannot be read at the moment
                 continue
         return items, version, ready, queries, writes, jobs

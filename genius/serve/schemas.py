@@ -1,7 +1,6 @@
-"""What clients send and what they get, as data: names, kinds, limits and examples, checked here and shown in /docs.
+"""Request and response models: fields, types, limits and descriptions. /docs shows them.
 
-Limits that the operator sets stand here by the name of the setting (`AtMost`); the settings come with each check. Knows
-nothing of HTTP, and reads no index.
+Limits set by the operator are named by the setting (`MaxSetting`); validation receives the settings as its context.
 """
 
 import base64
@@ -24,34 +23,40 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from genius.search.options import Mode, SearchOptions
+from genius.serve.jobs import JobState
 from genius.serve.settings import Settings
+from genius.serve.writer import WriteStatus
 
 LIMIT = "x-at-most"
-"""In a JSON schema: the setting whose value is the limit. The description of the service has the value instead."""
-MAX_BLEND = 100.0
+"""JSON schema keyword that names the limiting setting. The OpenAPI description replaces it by the value."""
+MAX_WHERE = 10_000  # characters
 
 
-def wrong(sentence: str) -> PydanticCustomError:
-    """An error whose sentence follows the name of the field."""
+def invalid(sentence: str) -> PydanticCustomError:
+    """A validation error. The sentence follows the name of the field."""
     return PydanticCustomError("genius", "{sentence}", {"sentence": sentence})
 
 
 @dataclass(frozen=True)
-class AtMost:
-    """Marks a number, text or list that a setting limits. The settings are the context of the validation."""
+class MaxSetting:
+    """Annotation of a number, string or list whose maximum is a setting."""
 
     setting: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check the limit after pydantic's own validation."""
         return core_schema.with_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Name the setting in the JSON schema."""
         return {**handler(schema), LIMIT: self.setting}
 
     def check(self, value: Any, info: ValidationInfo) -> Any:
-        complaint = too_much(_settings(info), self.setting, value)
+        """The value, if it is within the limit."""
+        complaint = check_limit(_settings(info), self.setting, value)
         if complaint:
-            raise wrong(complaint)
+            raise invalid(complaint)
         return value
 
 
@@ -60,247 +65,262 @@ def _settings(info: ValidationInfo) -> Settings:
     return info.context
 
 
-def too_much(settings: Settings, setting: str, value: int | str | list[Any]) -> str | None:
-    """What is wrong with a value that is above a limit; None if it is not. The name of the field goes before it."""
+def check_limit(settings: Settings, setting: str, value: int | str | list[Any]) -> str | None:
+    """The complaint about a value above its limit, to follow the name of the field; None if it is within."""
     limit = int(getattr(settings, setting))
     if isinstance(value, int):
-        return f"is {_short(value)}; at most {limit:,} is allowed." if value > limit else None
+        shown = f"{value:,}" if value.bit_length() < 64 else "a very large number"
+        return f"is {shown}; at most {limit:,} is allowed." if value > limit else None
     if len(value) <= limit:
         return None
-    what = "characters" if isinstance(value, str) else "entries"
-    return f"has {len(value):,} {what}; at most {limit:,} are allowed. Send less, or in several requests."
+    unit = "characters" if isinstance(value, str) else "entries"
+    return f"has {len(value):,} {unit}; at most {limit:,} are allowed. Send less, or several requests."
 
 
-def _short(value: int) -> str:
-    return f"{value:,}" if value.bit_length() < 64 else "a very large number"
-
-
-def _whole(value: Any) -> Any:
-    """10.0 is a whole number in JSON."""
+def _whole_float_to_int(value: Any) -> Any:
+    """JSON does not distinguish 10.0 from 10."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _image(value: Any) -> Any:
-    """Bytes from Base64. Bytes, which came as a file, stay as they are."""
+def _decode_image(value: Any) -> Any:
+    """Decode Base64. Bytes, which come from a form, are returned unchanged."""
     if not isinstance(value, str):
         return value
     if value.startswith("data:"):
-        raise wrong("is a data URL. Send only what stands behind its comma.")
+        raise invalid("is a data URL. Send only the part after the comma.")
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise wrong("is not Base64. Send the bytes of an image file in Base64, or use multipart/form-data.") from error
+        raise invalid("is not Base64. Send an image file as Base64, or use multipart/form-data.") from error
 
 
-def _metadata(value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+def _check_metadata(value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
     limit = _settings(info).max_metadata
     try:
         size = len(json.dumps(value, allow_nan=False))
     except ValueError as error:
-        raise wrong("holds a number that JSON has no way to write. Leave it out, or send it as text.") from error
+        raise invalid("holds a number that JSON cannot represent. Send it as a string.") from error
     if size > limit:
-        raise wrong(f"takes {size:,} bytes as JSON; at most {limit:,} are allowed. Keep less with the item.")
+        raise invalid(f"takes {size:,} bytes as JSON; at most {limit:,} are allowed.")
     return value
 
 
-def _item_id(value: str) -> str:
+def _check_item_id(value: str) -> str:
     if not value.strip():
-        raise wrong("is empty. Give every item an id of its own.")
+        raise invalid("is empty. Give every item an id.")
     return value
 
 
-Text = Annotated[str, AtMost("max_text")]
-Id = Annotated[str, AtMost("max_id")]
-NewId = Annotated[str, AtMost("max_id"), AfterValidator(_item_id)]
-Whole = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
-Metadata = Annotated[dict[str, Any], AfterValidator(_metadata)]
+Text = Annotated[str, MaxSetting("max_text")]
+Id = Annotated[str, MaxSetting("max_id")]
+NewId = Annotated[str, MaxSetting("max_id"), AfterValidator(_check_item_id)]
+PositiveInt = Annotated[int, BeforeValidator(_whole_float_to_int), Field(ge=1)]
+Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 Image = Annotated[
     bytes,
-    BeforeValidator(_image),
-    WithJsonSchema({"type": "string", "contentEncoding": "base64", "description": "An image file in Base64."}),
+    BeforeValidator(_decode_image),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64", "description": "An image file as Base64."}),
 ]
-Kind = Literal["image", "text", "image,text"]
-Mode = Literal["fast", "rerank", "generate"]
+ModalityName = Literal["image", "text", "image,text"]
 
 
-class Body(BaseModel):
-    """Something a client sends: no other fields than these, no values of another type."""
+# Requests
+
+
+class RequestModel(BaseModel):
+    """Base of all request bodies. Unknown fields and values of another type are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-class Search(Body):
-    """A question: words, an image, both, or an item to start from; and how to search."""
+class SearchRequest(RequestModel):
+    """A query (text, an image, both, or an indexed item) and the search options."""
 
-    text: Text | None = Field(None, description="Words to search with.", examples=["a sleepy animal"])
-    image: Image | None = Field(None, description="An image to search with, alone or with words.")
+    text: Text | None = Field(None, description="Text of the query.", examples=["a sleepy animal"])
+    image: Image | None = Field(None, description="Image of the query, alone or with text.")
     like: Id | None = Field(
         None,
-        description="The id of an item to search with: its image and its text. With `text`, its image and these "
-        "words (`this, but in red`); if it has no image, its text and these words.",
+        description="Id of an item to search with: its image and its text. With `text`, its image and this text "
+        "(`this, but in red`); for an item without an image, both texts.",
     )
     instruction: Text | None = Field(
         None,
-        description="What is wanted, as a sentence. Without one, `target` makes it.",
+        description="Instruction that describes the target. By default it is derived from `target`.",
         examples=["Find the product photo."],
     )
-    target: Kind | None = Field(None, description="The kind of items wanted. Without one, all kinds.")
-    k: Annotated[Whole, AtMost("max_k")] = Field(10, description="How many hits.")
-    mode: Mode = Field("fast", description="`fast` is best; `rerank` and `generate` are the paper's.")
-    beam: Annotated[Whole, AtMost("max_beam")] = Field(50, description="Width of the beam search.")
-    budget: Annotated[Whole, AtMost("max_budget")] = Field(1000, description="Most items that mode `fast` compares.")
+    target: ModalityName | None = Field(None, description="Modality of the items to find. Default: all.")
+    k: Annotated[PositiveInt, MaxSetting("max_k")] = Field(SearchOptions.k, description="Number of hits.")
+    mode: Mode = Field(
+        SearchOptions.mode, description="`fast` gives the best results; `rerank` and `generate` are the paper's modes."
+    )
+    beam: Annotated[PositiveInt, MaxSetting("max_beam")] = Field(
+        SearchOptions.beam, description="Beam width of the decoder."
+    )
+    budget: Annotated[PositiveInt, MaxSetting("max_budget")] = Field(
+        SearchOptions.budget, description="Maximum number of items that mode `fast` ranks."
+    )
     where: str | None = Field(
         None,
-        max_length=10_000,
-        description="Only items that satisfy this condition: SQL over `id`, `text`, `modality` and the metadata "
-        "fields that `/v1/indexes` lists.",
+        max_length=MAX_WHERE,
+        description="Filter: an SQL condition on `id`, `text`, `modality` and the metadata fields that `/v1/indexes` "
+        "lists.",
         examples=["year >= 2000 AND lang = 'en'"],
     )
-    ids: Annotated[list[Id], AtMost("max_ids")] | None = Field(None, description="Only items with one of these ids.")
-    blend: float = Field(
-        0.0,
-        ge=0,
-        le=MAX_BLEND,
-        allow_inf_nan=False,
-        description="So many times the log-probability of an item's beam is added to its similarity.",
-    )
-    explain: bool = Field(False, description="Also tell which beginnings of IDs the decoder wrote (`tree`).")
+    ids: Annotated[list[Id], MaxSetting("max_ids")] | None = Field(None, description="Search only these items.")
+    explain: bool = Field(False, description="Also return the decoder's beams (`tree`).")
 
 
-class SearchBatch(Body):
-    """Several questions, each with its own settings."""
+class SearchBatchRequest(RequestModel):
+    """Several queries, each with its own options."""
 
-    queries: Annotated[list[Search], AtMost("max_queries")] = Field(min_length=1)
+    queries: Annotated[list[SearchRequest], MaxSetting("max_queries")] = Field(min_length=1)
 
 
-class Put(Body):
-    """What an item holds: words, an image, or both; and whatever is to come back with a hit."""
+class PutItemRequest(RequestModel):
+    """The content of an item: text, an image, or both; and metadata."""
 
     text: Text | None = Field(None, examples=["How to groom a cat"])
     image: Image | None = None
     metadata: Metadata = Field(
         default_factory=dict,
-        description="JSON values by name. Text, numbers and booleans can be used in conditions.",
+        description="JSON values by name. Filters can use strings, numbers and booleans.",
         examples=[{"lang": "en", "year": 2024}],
     )
 
 
-class NewItem(Put):
-    """An item to be added, or to replace the one that has its id."""
+class NewItemRequest(PutItemRequest):
+    """An item to add, or to replace the item with the same id."""
 
     id: NewId = Field(min_length=1, examples=["cats/grooming"])
 
 
-class Bulk(Body):
-    """Many items at once."""
+class AddItemsRequest(RequestModel):
+    """Many items to add."""
 
-    items: Annotated[list[NewItem], AtMost("max_items")] = Field(min_length=1)
-    replace: bool = Field(
-        True, description="Whether an item whose id is taken replaces the one that has it; otherwise it is refused."
-    )
+    items: Annotated[list[NewItemRequest], MaxSetting("max_items")] = Field(min_length=1)
+    replace: bool = Field(True, description="Replace items with the same id. If false, such items are refused.")
 
 
-# What clients get. These describe; they are not used to make answers, which would take longer than some searches.
+# Responses. These models only describe: building responses with them would take longer than some searches.
 
 
-class Wrong(BaseModel):
-    code: str = Field(description="Stays the same for the same kind of error.", examples=["invalid"])
+class ErrorDetail(BaseModel):
+    """Why a request was refused."""
+
+    code: str = Field(description="Stable name of the kind of error.", examples=["invalid"])
     message: str = Field(
-        description="A sentence that says what to do.", examples=["`k` is 999; at most 200 is allowed."]
+        description="A sentence that says what to change.", examples=["`k` is 999; at most 200 is allowed."]
     )
-    field: str | None = Field(None, description="The name of the value that is wrong.", examples=["k"])
+    field: str | None = Field(None, description="Name of the invalid value.", examples=["k"])
 
 
-class Error(BaseModel):
-    """What is wrong."""
+class ErrorResponse(BaseModel):
+    """A refused or failed request."""
 
-    error: Wrong
+    error: ErrorDetail
 
 
-class ItemAnswer(BaseModel):
-    """An item of the index."""
+class ExampleResponse(BaseModel):
+    """An item, without its codes."""
 
     id: str
-    modality: Kind
+    modality: ModalityName
     text: str | None
     metadata: dict[str, Any]
-    codes: list[int] = Field(description="Its ID, level by level. The first one is its kind.")
-    image_url: str | None = Field(description="Where a small copy of its image is; null if it has none.")
+    image_url: str | None = Field(description="Address of the thumbnail; null if the item has no image.")
 
 
-class HitAnswer(ItemAnswer):
+class ItemResponse(ExampleResponse):
+    """An item of the index."""
+
+    codes: list[int] = Field(description="The semantic ID, level by level. The first code is the modality.")
+
+
+class HitResponse(ItemResponse):
     """An item that was found."""
 
     score: float = Field(description="Higher is better: a cosine, or a log-probability in mode `generate`.")
 
 
-class BranchAnswer(BaseModel):
+class BranchResponse(BaseModel):
+    """A beam: a prefix of an ID."""
+
     codes: list[int]
     logprob: float
-    items: int
+    items: int = Field(description="Number of items whose ID starts with these codes.")
 
 
-class TreeAnswer(BaseModel):
-    """The beams: beginnings of IDs that the decoder wrote, best first."""
+class TreeResponse(BaseModel):
+    """The decoder's beams, best first."""
 
     levels: int
-    sizes: list[int]
-    branches: list[BranchAnswer]
+    sizes: list[int] = Field(description="Number of codes of each level.")
+    branches: list[BranchResponse]
 
 
-class SearchAnswer(BaseModel):
+class SearchResponse(BaseModel):
     """Hits, best first, and how they were found."""
 
     index: str
     version: int
-    items: int = Field(description="How many items the index holds.")
-    hits: list[HitAnswer]
+    items: int = Field(description="Number of items in the index.")
+    hits: list[HitResponse]
     seconds: dict[str, float] = Field(
-        description="Of the stages queue, prepare, encode, generate, rerank, read; and total."
+        description="Duration of the stages queue, prepare, encode, generate, rerank and read; and total."
     )
-    batch: int = Field(description="How many queries were encoded together.")
+    batch: int = Field(description="Number of queries that were encoded together.")
     candidates: int = Field(description="Number of items that were ranked.")
-    tree: TreeAnswer | None
+    tree: TreeResponse | None
 
 
-class SearchBatchAnswer(BaseModel):
-    answers: list[SearchAnswer]
+class SearchBatchResponse(BaseModel):
+    """One result per query, in the order of the queries."""
+
+    answers: list[SearchResponse]
 
 
-class PutAnswer(BaseModel):
+class PutItemResponse(BaseModel):
+    """Result of a write."""
+
     id: str
-    status: Literal["created", "replaced", "unchanged"]
-    version: int = Field(description="The version of the index that holds it.")
+    status: WriteStatus
+    version: int = Field(description="Version of the index that holds the item.")
 
 
-class ItemsAnswer(BaseModel):
-    total: int = Field(description="How many there are in all.")
-    items: list[ItemAnswer]
+class ItemListResponse(BaseModel):
+    """A page of items."""
+
+    total: int = Field(description="Number of items that match.")
+    items: list[ItemResponse]
 
 
-class BulkAnswer(BaseModel):
+class AddItemsResponse(BaseModel):
+    """An accepted bulk addition."""
+
     job: str
     items: int
-    location: str = Field(description="Where the job can be followed.")
+    location: str = Field(description="Address of the job.")
 
 
-class BadItemAnswer(BaseModel):
+class RefusedItemResponse(BaseModel):
+    """An item that was not added."""
+
     id: str
     reason: str
 
 
-class JobAnswer(BaseModel):
-    """A bulk addition as it stands. The counts grow when items are safe on the disk."""
+class JobResponse(BaseModel):
+    """State of a bulk addition. Counts include only items that are on the disk."""
 
     id: str
     index: str
-    state: Literal["waiting", "running", "done", "failed", "cancelled"]
+    state: JobState
     items: int
     done: int
     added: int
     replaced: int
     unchanged: int
-    bad: list[BadItemAnswer] = Field(description="The first hundred items that were refused.")
+    bad: list[RefusedItemResponse] = Field(description="The first hundred refused items.")
     bad_count: int
     created: str
     started: str | None
@@ -308,60 +328,64 @@ class JobAnswer(BaseModel):
     error: str | None
 
 
-class JobsAnswer(BaseModel):
-    jobs: list[JobAnswer]
+class JobListResponse(BaseModel):
+    """Jobs, newest first."""
+
+    jobs: list[JobResponse]
 
 
-class ExampleAnswer(BaseModel):
-    id: str
-    modality: Kind
-    text: str | None
-    metadata: dict[str, Any]
-    image_url: str | None
+class CodeChildResponse(BaseModel):
+    """A code of the next level."""
 
-
-class CodeChildAnswer(BaseModel):
     code: int
     items: int
-    example: ExampleAnswer
+    example: ExampleResponse
 
 
-class CodesAnswer(BaseModel):
-    """Everything that has certain codes, and which codes come next."""
+class CodesResponse(BaseModel):
+    """The items that match a code pattern, and the codes of the next level."""
 
     pattern: str
     level: int
     levels: int
-    sizes: list[int]
-    total: int
-    ids: int = Field(description="How many distinct IDs.")
-    children: list[CodeChildAnswer] = Field(description="The next codes, most items first, at most 60.")
+    sizes: list[int] = Field(description="Number of codes of each level.")
+    total: int = Field(description="Number of items that match.")
+    ids: int = Field(description="Number of distinct IDs.")
+    children: list[CodeChildResponse] = Field(description="Codes of the next level, most items first, at most 60.")
     more_children: int
-    items: list[ItemAnswer]
+    items: list[ItemResponse]
 
 
-class IndexAnswer(BaseModel):
+class IndexResponse(BaseModel):
+    """An index."""
+
     name: str
     items: int
     modalities: dict[str, int]
     version: int
     model: str | None
     levels: int
-    sizes: list[int]
+    sizes: list[int] = Field(description="Number of codes of each level.")
     embeddings: bool
-    fields: dict[str, str] = Field(description="What conditions can name, and what each is: text, number or boolean.")
+    fields: dict[str, str] = Field(description="Fields for filters and their types: text, number or boolean.")
     writable: bool
     ready: bool
 
 
-class IndexesAnswer(BaseModel):
-    indexes: list[IndexAnswer]
+class IndexListResponse(BaseModel):
+    """The indexes of the service."""
+
+    indexes: list[IndexResponse]
 
 
-class ReadyAnswer(BaseModel):
+class ReadyResponse(BaseModel):
+    """Whether each index is ready."""
+
     ready: bool
     indexes: dict[str, bool]
 
 
-class HealthAnswer(BaseModel):
+class HealthResponse(BaseModel):
+    """The process responds."""
+
     status: Literal["ok"]

@@ -1,7 +1,6 @@
-"""Who may ask the service for what, and how much of it: the checks that a request passes before a route sees it.
+"""Middleware that every request passes before a route: host, origin, key, rate and body limits.
 
-Knows HTTP, the settings, and by method and path which requests write (`need`). Knows no index and no route's inside.
-docs/security.md says against whom each check stands.
+docs/security.md describes the threat that each check answers.
 """
 
 import asyncio
@@ -21,8 +20,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius.errors import GeniusError
-from genius.serve.keys import digest, known
-from genius.serve.problems import error_answer
+from genius.serve.keys import digest, is_known
+from genius.serve.responses import error_response
 from genius.serve.settings import Settings
 
 log = logging.getLogger("genius.serve")
@@ -39,36 +38,36 @@ HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
     b"permissions-policy": b"camera=(), microphone=(), geolocation=(), payment=(), usb=()",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 
 PROBES = frozenset({"/healthz", "/readyz"})
-OPEN = PROBES | {"/", "/favicon.ico", "/docs", "/openapi.json"}
-OPEN_FOLDERS = ("/page/", "/docs/")
+PUBLIC = PROBES | {"/", "/favicon.ico", "/docs", "/openapi.json"}
+PUBLIC_FOLDERS = ("/page/", "/docs/")
 SEARCHES = frozenset({"/v1/search", "/v1/search/batch"})
 BULK = "/v1/items"
-SLOWEST = 50_000
-"""Bytes a second: for so many bytes that have come, a body gets a second more to arrive."""
-MOST_CLIENTS = 10_000
-"""Clients whose requests are counted for the rate limit."""
+MIN_BYTES_PER_SECOND = 50_000
+"""Each time this many bytes of a body arrive, its deadline moves by a second."""
+MAX_CLIENTS = 10_000
+"""Clients that the rate limiter remembers."""
 
-_OTHER_NAME = "The service does not know this host name. The operator can add it: genius serve --allow-host NAME"
-_OTHER_SITE = "Pages of other sites may not ask here. The operator can allow one: genius serve --allow-origin ORIGIN"
-_NOBODY_WRITES = "Nobody may write here: there is no key for it. The operator can add one: genius serve --keys FILE"
+_UNKNOWN_HOST = "The service does not know this host name. The operator can allow it: genius serve --allow-host NAME"
+_OTHER_SITE = "Pages of other sites are not allowed. The operator can allow one: genius serve --allow-origin ORIGIN"
+_NO_WRITE_KEY = "Nobody may write: there is no write key. The operator can add one: genius serve --keys FILE"
 
-Need = Literal["nothing", "read", "write"]
+Permission = Literal["public", "read", "write"]
 
 
-def need(method: str, path: str) -> Need:
-    """What a request must be allowed to do. What is not known to read, writes. What needs nothing holds no data."""
+def required_permission(method: str, path: str) -> Permission:
+    """The permission that a request needs. Unknown routes need "write"; "public" routes hold no data."""
     if method in ("GET", "HEAD", "OPTIONS"):
-        return "nothing" if path in OPEN or path.startswith(OPEN_FOLDERS) else "read"
+        return "public" if path in PUBLIC or path.startswith(PUBLIC_FOLDERS) else "read"
     return "read" if method == "POST" and path in SEARCHES else "write"
 
 
 def install(app: FastAPI, settings: Settings) -> None:
-    """Put the checks round `app`. Call it once, last in the making of the app."""
-    app.add_middleware(Bodies, settings=settings)
-    app.add_middleware(Access, settings=settings)
+    """Add the middleware. Call it once, after all routes and other middleware."""
+    app.add_middleware(BodyLimits, settings=settings)
+    app.add_middleware(AccessControl, settings=settings)
     if settings.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -78,17 +77,14 @@ def install(app: FastAPI, settings: Settings) -> None:
             expose_headers=("Location", "Retry-After", "X-Request-Id"),
             allow_private_network=True,
         )
-    app.add_middleware(OwnPages, settings=settings)
-    app.add_middleware(OwnNames, names=own_names(settings))
-    app.add_middleware(Armour)
-
-
-# What all checks share
+    app.add_middleware(CsrfGuard, settings=settings)
+    app.add_middleware(TrustedHosts, names=trusted_names(settings))
+    app.add_middleware(SecurityHeaders)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """reason: the word under which it is counted."""
+    """An ASGI app that refuses a request. `reason` is its label in the metrics."""
 
     reason: str
     status: int
@@ -96,44 +92,45 @@ class Refusal:
     headers: dict[str, str] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count and send the refusal."""
         metrics = getattr(scope["app"].state, "metrics", None)
         if metrics is not None:
-            metrics.refused(self.reason)
-        await error_answer(self.status, self.message, headers=self.headers)(scope, receive, send)
+            metrics.count_refusal(self.reason)
+        await error_response(self.status, self.message, headers=self.headers)(scope, receive, send)
 
 
-class Check:
-    """Middleware that lets a request go on or refuses it."""
+class RequestCheck:
+    """Middleware that passes a request on or refuses it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self.refusal(scope) if scope["type"] == "http" else None
+        """Check an HTTP request."""
+        refusal = self.check(scope) if scope["type"] == "http" else None
         await (refusal or self._app)(scope, receive, send)
 
-    def refusal(self, scope: Scope) -> Refusal | None:
+    def check(self, scope: Scope) -> Refusal | None:
+        """The refusal of a request; None if it may pass."""
         raise NotImplementedError
 
 
-def _values(scope: Scope, name: bytes) -> list[str]:
+def _header_values(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1").strip() for key, value in scope["headers"] if key == name]
 
 
-def _value(scope: Scope, name: bytes) -> str | None:
-    return next(iter(_values(scope, name)), None)
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next(iter(_header_values(scope, name)), None)
 
 
-# The outermost: every answer has an id and the headers, and no accident is shown
-
-
-class Armour:
-    """Puts the headers on every answer; what fails unexpectedly is logged with its trace, and answered without it."""
+class SecurityHeaders:
+    """Outermost middleware: adds HEADERS and a request id, and turns unexpected exceptions into plain errors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request; WebSockets are refused."""
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
@@ -142,50 +139,47 @@ class Armour:
         scope.setdefault("state", {})["request_id"] = id
         started = False
 
-        async def armoured(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message = {**message, "headers": _armoured(message.get("headers", ()), id, scope["path"])}
+                message = {**message, "headers": _add_headers(message.get("headers", ()), id, scope["path"])}
             await send(message)
 
         try:
-            await self._app(scope, receive, armoured)
+            await self._app(scope, receive, send_with_headers)
         except ClientDisconnect:
-            log.info("Request %s: the client has gone.", id)
+            log.info("Request %s: the client disconnected.", id)
         except Exception:
-            log.exception("Request %s failed: %s %s", id, scope["method"], shown_path(scope))
+            log.exception("Request %s failed: %s %s", id, scope["method"], raw_path(scope))
             if not started:
-                sentence = f"The service failed at this request. Its log says why, under the request id {id}."
-                await error_answer(500, sentence)(scope, receive, armoured)
+                sentence = f"The service failed to answer this request. Its log has the reason: request id {id}."
+                await error_response(500, sentence)(scope, receive, send_with_headers)
 
 
-def shown_path(scope: Scope) -> str:
-    """The path as it was sent, so that it has no line ends; without the query, which may hold what is searched for."""
+def raw_path(scope: Scope) -> str:
+    """The path as it was sent: percent-encoded, so without line ends, and without the query string."""
     return str(scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "replace"))
 
 
-def _armoured(headers: Iterable[tuple[bytes, bytes]], id: str, path: str) -> list[tuple[bytes, bytes]]:
-    theirs = [(name, value) for name, value in headers if name.lower() not in HEADERS]
-    ours = [*HEADERS.items(), (b"x-request-id", id.encode())]
-    if not any(name.lower() == b"cache-control" for name, _ in theirs):
-        ours.append((b"cache-control", b"no-store" if path.startswith("/v1/") else b"no-cache"))
-    return theirs + ours
-
-
-# Web pages of others, in the browser of someone who can reach the service
+def _add_headers(headers: Iterable[tuple[bytes, bytes]], id: str, path: str) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() not in HEADERS]
+    added = [*HEADERS.items(), (b"x-request-id", id.encode())]
+    if not any(name.lower() == b"cache-control" for name, _ in kept):
+        added.append((b"cache-control", b"no-store" if path.startswith("/v1/") else b"no-cache"))
+    return kept + added
 
 
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253}))(?::[0-9]{1,5})?")
 
 
-def host_of(authority: str) -> str | None:
-    """The host of `host:port`, in small letters; None if it is no such thing."""
+def parse_host(authority: str) -> str | None:
+    """The lower-case host of `host:port`; None if it is malformed."""
     found = _AUTHORITY.fullmatch(authority)
     return (found[1] or found[2]).lower().removesuffix(".") if found else None
 
 
-def is_address(host: str) -> bool:
+def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -193,126 +187,127 @@ def is_address(host: str) -> bool:
     return True
 
 
-def own_names(settings: Settings) -> frozenset[str]:
-    """The names by which clients may call the service."""
+def trusted_names(settings: Settings) -> frozenset[str]:
+    """The host names by which clients may address the service."""
     names = {"localhost", settings.host.lower()}
     for name in settings.hosts:
-        host = host_of(name)
+        host = parse_host(name)
         if host is None:
-            raise GeniusError(f"{name!r} is not the name of a host. Give one such as search.example.org.")
+            raise GeniusError(f"{name!r} is not a host name. Give a name such as search.example.org.")
         names.add(host)
     return frozenset(names)
 
 
-class OwnNames(Check):
-    """Only requests for a name of the service's own: no page can have its own name lead here (DNS rebinding).
+class TrustedHosts(RequestCheck):
+    """Refuses unknown host names, which prevents DNS rebinding.
 
-    Addresses in figures all pass: no such trick can be played with them.
+    IP addresses always pass, since they cannot be rebound; the machine may have many. Starlette's
+    TrustedHostMiddleware takes a fixed list and cannot parse IPv6 addresses.
     """
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
         super().__init__(app)
         self._names = names
 
-    def refusal(self, scope: Scope) -> Refusal | None:
-        given = _values(scope, b"host")
-        host = host_of(given[0]) if len(given) == 1 else None
-        if host is not None and (host in self._names or is_address(host)):
+    def check(self, scope: Scope) -> Refusal | None:
+        """Check the Host header."""
+        given = _header_values(scope, b"host")
+        host = parse_host(given[0]) if len(given) == 1 else None
+        if host is not None and (host in self._names or _is_address(host)):
             return None
-        return Refusal("host", 400, _OTHER_NAME)
+        return Refusal("host", 400, _UNKNOWN_HOST)
 
 
-class OwnPages(Check):
-    """Only the service's own page and programs that are no browsers; pages of others only if they are allowed (CSRF).
+class CsrfGuard(RequestCheck):
+    """Refuses requests from web pages of other origins, unless the operator allows the origin.
 
-    Browsers say where a request comes from: `Sec-Fetch-Site`, or, older ones, `Origin` on all that is not GET or HEAD.
-    What a person clicks on is let through: it opens the page.
+    Browsers send `Sec-Fetch-Site`; older ones send `Origin` with every method but GET and HEAD. Links to the page may
+    be followed. Clients that are not browsers send neither header and pass.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         super().__init__(app)
         self._origins = frozenset(settings.origins)
 
-    def refusal(self, scope: Scope) -> Refusal | None:
-        site, origin = _value(scope, b"sec-fetch-site"), _value(scope, b"origin")
-        if origin in self._origins or self._own(scope, site, origin):
+    def check(self, scope: Scope) -> Refusal | None:
+        """Check the Sec-Fetch and Origin headers."""
+        site, origin = _header(scope, b"sec-fetch-site"), _header(scope, b"origin")
+        if origin in self._origins or self._is_same_origin(scope, site, origin):
             return None
         return Refusal("origin", 403, _OTHER_SITE)
 
-    def _own(self, scope: Scope, site: str | None, origin: str | None) -> bool:
+    def _is_same_origin(self, scope: Scope, site: str | None, origin: str | None) -> bool:
         reads = scope["method"] in ("GET", "HEAD")
         if site is not None:
-            clicked = reads and _value(scope, b"sec-fetch-mode") == "navigate"
-            return site in ("same-origin", "none") or (clicked and _value(scope, b"sec-fetch-dest") == "document")
-        own = (_value(scope, b"host") or "").lower()
+            link = reads and _header(scope, b"sec-fetch-mode") == "navigate"
+            return site in ("same-origin", "none") or (link and _header(scope, b"sec-fetch-dest") == "document")
+        own = (_header(scope, b"host") or "").lower()
         return reads or origin is None or origin.lower() in (f"http://{own}", f"https://{own}")
 
 
-# Keys, and how often
-
-
-class Access(Check):
-    """Keys and the rate limit. A key comes as `Authorization: Bearer KEY`."""
+class AccessControl(RequestCheck):
+    """Checks keys (`Authorization: Bearer KEY`) and the rate limit."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         super().__init__(app)
         self._settings = settings
-        self._buckets = None if settings.rate_limit is None else Buckets(settings.rate_limit, settings.rate_burst)
+        self._limiter = None if settings.rate_limit is None else RateLimiter(settings.rate_limit, settings.rate_burst)
 
-    def refusal(self, scope: Scope) -> Refusal | None:
-        given = _key(scope)
-        writes = given is not None and known(given, self._settings.write_keys)
-        reads = writes or (given is not None and known(given, self._settings.read_keys))
+    def check(self, scope: Scope) -> Refusal | None:
+        """Check the rate and the key."""
+        key = _key_digest(scope)
+        can_write = key is not None and is_known(key, self._settings.write_keys)
+        can_read = can_write or (key is not None and is_known(key, self._settings.read_keys))
         if scope["path"] not in PROBES:
-            refusal = self._too_often(given if given is not None and reads else _address(scope))
+            refusal = self._check_rate(key if key is not None and can_read else _network(scope))
             if refusal:
                 return refusal
-        match need(scope["method"], scope["path"]):
+        match required_permission(scope["method"], scope["path"]):
             case "write":
-                return self._may_write(given, reads, writes)
-            case "read" if self._settings.read_keys and not reads:
-                return _unknown(given)
+                return self._check_write(key, can_read, can_write)
+            case "read" if self._settings.read_keys and not can_read:
+                return _unauthorized(key)
         return None
 
-    def _too_often(self, client: Hashable) -> Refusal | None:
-        wait = 0.0 if self._buckets is None else self._buckets.take(client, time.monotonic())
+    def _check_rate(self, client: Hashable) -> Refusal | None:
+        wait = 0.0 if self._limiter is None else self._limiter.take(client, time.monotonic())
         if wait == 0.0:
             return None
         seconds = math.ceil(wait)
         return Refusal("rate", 429, f"Too many requests. Try again in {seconds} s.", {"Retry-After": str(seconds)})
 
-    def _may_write(self, given: bytes | None, reads: bool, writes: bool) -> Refusal | None:
+    def _check_write(self, key: bytes | None, can_read: bool, can_write: bool) -> Refusal | None:
         settings = self._settings
         if settings.read_only:
             return Refusal("key", 403, "This service is read-only.")
         if settings.write_keys:
-            if reads and not writes:
-                return Refusal("key", 403, "This key may read, but not write. Use one that may write.")
-            return None if writes else _unknown(given)
+            if can_read and not can_write:
+                return Refusal("key", 403, "This key may only read. Use a write key.")
+            return None if can_write else _unauthorized(key)
         if settings.read_keys or not settings.loopback:
-            return Refusal("key", 403, _NOBODY_WRITES)
+            return Refusal("key", 403, _NO_WRITE_KEY)
         return None
 
 
-def _key(scope: Scope) -> bytes | None:
-    """The digest of the key that came with a request."""
-    given = _values(scope, b"authorization")
+def _key_digest(scope: Scope) -> bytes | None:
+    """The digest of the key of a request."""
+    given = _header_values(scope, b"authorization")
     if len(given) != 1:
         return None
     scheme, _, key = given[0].partition(" ")
     return digest(key.strip()) if scheme.lower() == "bearer" and key.strip() else None
 
 
-def _unknown(given: bytes | None) -> Refusal:
-    if given is None:
-        sentence = "A key is needed. Send it in the header `Authorization: Bearer KEY`."
+def _unauthorized(key: bytes | None) -> Refusal:
+    if key is None:
+        sentence = "A key is required. Send it in the header `Authorization: Bearer KEY`."
         return Refusal("key", 401, sentence, {"WWW-Authenticate": 'Bearer realm="genius"'})
     headers = {"WWW-Authenticate": 'Bearer realm="genius", error="invalid_token"'}
-    return Refusal("key", 401, "This key is not known here, or may not do this. Check it.", headers)
+    return Refusal("key", 401, "This key is unknown, or does not allow this request.", headers)
 
 
-def _address(scope: Scope) -> str:
-    """Where a request comes from. Of an IPv6 address the half that one household has for itself."""
+def _network(scope: Scope) -> str:
+    """The client's address; of IPv6 the /64 network, which usually belongs to one customer."""
     peer = scope.get("client")
     host = str(peer[0]) if peer else ""
     try:
@@ -322,125 +317,106 @@ def _address(scope: Scope) -> str:
     return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
 
 
-class Buckets:
-    """A bucket of tokens for each client: a request takes one, and they come back at `rate` a second up to `burst`.
+class RateLimiter:
+    """Token bucket per client: each request takes a token; `rate` tokens per second come back, up to `burst`.
 
-    Whoever has asked nothing for the longest time is forgotten when there are more than `most` clients.
+    With more than `max_clients` clients, the one that was idle for the longest time is forgotten.
     """
 
-    def __init__(self, rate: float, burst: int, most: int = MOST_CLIENTS) -> None:
-        self._rate, self._burst, self._most = rate, burst, most
-        self._buckets: dict[Hashable, tuple[float, float]] = {}  # tokens, and when there were so many
+    def __init__(self, rate: float, burst: int, max_clients: int = MAX_CLIENTS) -> None:
+        self._rate, self._burst, self._max_clients = rate, burst, max_clients
+        self._buckets: dict[Hashable, tuple[float, float]] = {}  # tokens and time of the last request, oldest first
 
     def __len__(self) -> int:
+        """Number of remembered clients."""
         return len(self._buckets)
 
     def take(self, client: Hashable, now: float) -> float:
-        """0 if the client may go on; otherwise the seconds after which it may."""
+        """Take a token. Returns 0, or the seconds to wait if there is none."""
         tokens, then = self._buckets.pop(client, (float(self._burst), now))
         tokens = min(float(self._burst), tokens + max(0.0, now - then) * self._rate)
         wait = 0.0 if tokens >= 1 else (1 - tokens) / self._rate
-        self._buckets[client] = (tokens if wait else tokens - 1, max(now, then))  # the newest stands last
-        if len(self._buckets) > self._most:
+        self._buckets[client] = (tokens if wait else tokens - 1, max(now, then))
+        if len(self._buckets) > self._max_clients:
             del self._buckets[next(iter(self._buckets))]
         return wait
 
 
-# Bodies: how large, how slow, and how many at once
+class BodyRefused(Exception):
+    """Ends the reading of a body. The response of the app is replaced by the refusal."""
 
 
-def body_limit(method: str, path: str, settings: Settings) -> int:
-    return settings.max_bulk_body if (method, path) == ("POST", BULK) else settings.max_body
+class BodyLimits:
+    """Refuses bodies that are too large or too slow, and limits the bytes of all bodies being served.
 
-
-class Bodies:
-    """Refuses bodies that are too large or come too slowly. Counts what comes, whatever the headers say."""
+    Received bytes are counted; Content-Length only allows an earlier refusal.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._settings = settings
-        self.held = 0  # bytes of all requests in work
+        self.held = 0  # bytes of all requests being served
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request with a limited body."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        limit = body_limit(scope["method"], scope["path"], self._settings)
-        if _declared(scope) > limit:
-            return await _too_large(limit)(scope, receive, send)
-        body = Body(self, self._settings, limit, receive, send)
+        settings = self._settings
+        bulk = (scope["method"], scope["path"]) == ("POST", BULK)
+        limit = settings.max_bulk_body if bulk else settings.max_body
+        too_large = Refusal(
+            "size", 413, f"The body is too large: at most {limit:,} bytes are allowed. Send less at once."
+        )
+        if _content_length(scope) > limit:
+            return await too_large(scope, receive, send)
+        size, complete, started = 0, False, False
+        deadline: float | None = None
+        refusal: Refusal | None = None
+
+        async def limited_receive() -> Message:
+            nonlocal size, complete, deadline, refusal
+            if refusal is not None:
+                raise BodyRefused
+            if complete:
+                return await receive()
+            deadline = deadline or asyncio.get_running_loop().time() + settings.body_seconds
+            try:
+                async with asyncio.timeout_at(deadline + size / MIN_BYTES_PER_SECOND):
+                    message = await receive()
+            except TimeoutError:
+                sentence = "The body arrived too slowly. Send it again."
+                refusal = Refusal("slow", 408, sentence, {"Connection": "close"})
+                raise BodyRefused from None
+            if message["type"] == "http.request":
+                length = len(message.get("body", b""))
+                size += length
+                self.held += length
+                complete = not message.get("more_body", False)
+                if size > limit:
+                    refusal = too_large
+                elif self.held > settings.max_bodies:
+                    refusal = Refusal("busy", 503, "The service is receiving too much data at once. Try again later.")
+                if refusal is not None:
+                    raise BodyRefused
+            return message
+
+        async def limited_send(message: Message) -> None:
+            nonlocal started
+            if refusal is None:
+                started = True
+                await send(message)
+
         try:
-            await self._app(scope, body.receive, body.send)
+            await self._app(scope, limited_receive, limited_send)
         except Exception:
-            if body.refusal is None:
+            if refusal is None:
                 raise
         finally:
-            self.held -= body.size
-        if body.refusal is not None and not body.answered:
-            await body.refusal(scope, receive, send)
+            self.held -= size
+        if refusal is not None and not started:
+            await refusal(scope, receive, send)
 
 
-def _declared(scope: Scope) -> int:
-    """The length that the header tells; what comes is counted all the same."""
-    length = _value(scope, b"content-length") or ""
+def _content_length(scope: Scope) -> int:
+    length = _header(scope, b"content-length") or ""
     return int(length[:19]) if length.isascii() and length.isdigit() else 0
-
-
-class BodyRefused(Exception):
-    """Ends the reading of a body. What the app makes of it is not sent."""
-
-
-class Body:
-    """The body of one request as the app reads it."""
-
-    def __init__(self, bodies: Bodies, settings: Settings, limit: int, receive: Receive, send: Send) -> None:
-        self._bodies, self._settings, self._limit = bodies, settings, limit
-        self._receive, self._send = receive, send
-        self._deadline: float | None = None
-        self._complete = False
-        self.size = 0
-        self.refusal: Refusal | None = None
-        self.answered = False
-
-    async def receive(self) -> Message:
-        if self.refusal is not None:
-            raise BodyRefused
-        if self._complete:
-            return await self._receive()
-        message = await self._next()
-        if message["type"] == "http.request":
-            self._count(len(message.get("body", b"")))
-            self._complete = not message.get("more_body", False)
-        return message
-
-    async def send(self, message: Message) -> None:
-        if self.refusal is None:
-            self.answered = True
-            await self._send(message)
-
-    async def _next(self) -> Message:
-        now = asyncio.get_running_loop().time()
-        if self._deadline is None:
-            self._deadline = now + self._settings.body_seconds
-        try:
-            async with asyncio.timeout_at(self._deadline + self.size / SLOWEST):
-                return await self._receive()
-        except TimeoutError:
-            raise self._refuse(
-                Refusal("slow", 408, "The body came too slowly. Send it again.", {"Connection": "close"})
-            ) from None
-
-    def _count(self, size: int) -> None:
-        self.size += size
-        self._bodies.held += size
-        if self.size > self._limit:
-            raise self._refuse(_too_large(self._limit))
-        if self._bodies.held > self._settings.max_bodies:
-            raise self._refuse(Refusal("busy", 503, "Too much is being sent at once. Try again.", {"Retry-After": "1"}))
-
-    def _refuse(self, refusal: Refusal) -> BodyRefused:
-        self.refusal = refusal
-        return BodyRefused(refusal.message)
-
-
-def _too_large(limit: int) -> Refusal:
-    return Refusal("size", 413, f"The body is too large: {limit:,} bytes are allowed here. Send less at once.")

@@ -1,49 +1,49 @@
-"""Served: one open index as the service uses it, with its queue of queries, its writer and its bulk additions.
-
-Knows nothing of HTTP: takes queries and items, gives answers and outcomes, or raises a GeniusError.
-"""
+"""ServedIndex: an open index with its query batcher, writer and jobs."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 from PIL import Image
 
 from genius.data.items import Item, Query
 from genius.errors import BadIndex, BadItem, GeniusError
 from genius.index.index import Index
-from genius.search.options import MODES
-from genius.serve.batching import Batcher, How, Reply
-from genius.serve.jobs import Job, Jobs
-from genius.serve.limits import Busy, TooLate
+from genius.search.options import MODES, SearchOptions
+from genius.serve.batching import Batcher, ServedResult
+from genius.serve.jobs import JobQueue, WriteJob
+from genius.serve.limits import ServiceBusy
 from genius.serve.settings import Settings
-from genius.serve.writer import Status, Writer
-
-if TYPE_CHECKING:
-    from genius.serve.metrics import Metrics
-
-__all__ = ["Busy", "How", "Job", "Jobs", "Reply", "Served", "Status", "TooLate"]
+from genius.serve.writer import Writer, WriteStatus
 
 
-class Served:
-    """index: as `Index.open(path, refresh=settings.refresh)` gives it. To be started before it is used."""
+class ServedIndex:
+    """An index as the service uses it. Call `start` before use.
+
+    Attributes:
+        name: Name of the index in the API.
+        index: Opened with `refresh=settings.refresh`.
+        on_batch: Called with the name and the results of each batch.
+        on_write: Called with the name, an outcome ("created", "replaced", "unchanged", "deleted", "bad", "failed")
+            and the number of items.
+    """
 
     def __init__(self, name: str, index: Index, settings: Settings) -> None:
         self.name, self.index, self.settings = name, index, settings
-        self._batcher = Batcher(index, settings, self._answered)
-        self._writer = Writer(index, settings, self._wrote)
-        self._metrics: Metrics | None = None
+        self.on_batch: Callable[[str, list[ServedResult]], None] = lambda name, results: None
+        self.on_write: Callable[[str, str, int], None] = lambda name, outcome, count: None
+        self._batcher = Batcher(index, settings, lambda results: self.on_batch(name, results))
+        self._writer = Writer(index, settings, lambda outcome, count: self.on_write(name, outcome, count))
         self._ready = False
 
     def start(self) -> None:
-        """Load the model and warm up. Takes seconds and blocks: call it in a thread. Raises what went wrong."""
+        """Load the model, warm up and start the threads. Takes seconds: call it in a thread."""
         self._warm_up()
         self._batcher.start()
         self._writer.start()
         self._ready = True
 
     def _warm_up(self) -> None:
-        """All that is loaded or compiled when it is first needed."""
+        """Load and compile everything that a first search would have to."""
         _ = self.index.searcher
         text, image = Query(text="warm up"), Query(image=Image.new("RGB", (64, 64)))
         try:
@@ -54,76 +54,66 @@ class Served:
         except BadIndex:
             raise
         except GeniusError:
-            return  # there are models for words alone, and for ready vectors
+            return  # some models encode only text, or nothing
 
     @property
     def ready(self) -> bool:
-        """Whether it answers: started, and not stopping."""
+        """Whether the index is started and not stopping."""
         return self._ready
 
     async def stop(self, timeout: float) -> None:
-        """Take nothing new, finish what waits within so many seconds, then refuse the rest."""
+        """Finish waiting work for at most `timeout` seconds and refuse the rest."""
         self._ready = False
         await asyncio.gather(self._batcher.stop(timeout), self._writer.stop(timeout))
 
-    # Queries
-
-    async def search(self, query: Query, how: How) -> Reply:
-        """Raises BadItem for a bad image, GeniusError for a bad filter, Busy, TooLate. Cancelled: not computed."""
+    async def search(self, query: Query, options: SearchOptions) -> ServedResult:
+        """Answer a query. See `Batcher.search`."""
         self._check_ready()
-        return await self._batcher.ask(query, how)
+        return await self._batcher.search(query, options)
 
-    async def search_many(self, queries: Sequence[tuple[Query, How]]) -> list[Reply | GeniusError]:
-        """Each query in its own way; what was wrong with one stands in its place. Raises Busy where not all fit."""
+    async def search_many(self, queries: Sequence[tuple[Query, SearchOptions]]) -> list[ServedResult | GeniusError]:
+        """Answer several queries. See `Batcher.search_many`."""
         self._check_ready()
-        return await self._batcher.ask_many(queries)
+        return await self._batcher.search_many(queries)
 
     @property
     def waiting_queries(self) -> int:
+        """Number of queries in the queue."""
         return self._batcher.waiting
 
-    # Writing
-
-    async def put(self, item: Item) -> tuple[Status, int]:
-        """What became of the item, once it is safe on the disk, and the version that has it. Raises BadItem, Busy."""
+    async def put(self, item: Item) -> tuple[WriteStatus, int]:
+        """Write an item. See `Writer.put`."""
         self._check_ready()
         return await self._writer.put(item)
 
     async def delete(self, id: str) -> bool:
-        """Whether there was such an item; it is gone from the disk when this returns."""
+        """Delete an item; False if there is none with this id."""
         self._check_ready()
         return await self._writer.delete(id)
 
-    def add(self, items: Iterable[Item | BadItem], replace: bool = True) -> Job:
-        """Write many items in the background. Raises Busy when too much waits.
+    def add(self, items: Iterable[Item | BadItem], replace: bool = True) -> WriteJob:
+        """Write many items in the background.
 
-        replace: an item whose id is taken replaces the one that has it; otherwise it is refused.
+        Args:
+            items: The items. A BadItem is counted as refused.
+            replace: Replace items with the same id. If False, such items are refused.
+
+        Raises:
+            ServiceBusy: Too many jobs or bytes are waiting.
         """
         self._check_ready()
         return self._writer.add(items, replace)
 
     @property
-    def jobs(self) -> Jobs:
+    def jobs(self) -> JobQueue:
+        """The bulk additions."""
         return self._writer.jobs
 
     @property
     def waiting_writes(self) -> int:
+        """Number of single writes in the queue."""
         return self._writer.waiting
 
     def _check_ready(self) -> None:
         if not self._ready:
-            raise Busy(f"The index {self.name!r} is being loaded, or the service is stopping. Try again in a moment.")
-
-    # What is counted
-
-    def watch(self, metrics: "Metrics") -> None:
-        """Tell it of every batch and every write."""
-        self._metrics = metrics
-
-    def _answered(self, replies: list[Reply]) -> None:
-        if self._metrics is not None:
-            self._metrics.answered(self.name, replies)
-
-    def _wrote(self, outcome: str, count: int) -> None:
-        if self._metrics is not None and count:
-            self._metrics.wrote(self.name, outcome, count)
+            raise ServiceBusy(f"The index {self.name!r} is loading, or the service is stopping. Try again in a moment.")

@@ -1,7 +1,4 @@
-"""Settings of the service: where it listens, who may do what, and the limits that keep it standing.
-
-Knows no web framework and no index.
-"""
+"""Settings of the service: where it listens, the keys, and every limit."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -9,10 +6,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Settings:
-    """Every limit in one place. Sizes are in bytes, times in seconds.
+    """Every setting of the service. Sizes are in bytes and times in seconds where nothing else is said.
 
-    read_keys, write_keys: SHA-256 digests of the keys (see `keys`). Reading is open to all unless there are read keys.
-      Writing is open to all only on the loopback interface and only if there are no keys at all.
+    Without read keys, everyone may read. Without any keys, everyone may write on the loopback interface and nobody
+    elsewhere. `read_keys` and `write_keys` hold SHA-256 digests (see `keys`).
     """
 
     host: str = "127.0.0.1"
@@ -20,14 +17,14 @@ class Settings:
     read_keys: frozenset[bytes] = field(default=frozenset(), repr=False)
     write_keys: frozenset[bytes] = field(default=frozenset(), repr=False)
     read_only: bool = False
-    hosts: tuple[str, ...] = ()  # further names under which the service may be asked, beside `host` and localhost
-    origins: tuple[str, ...] = ()  # web pages of these origins may call the service (CORS); none by default
-    rate_limit: float | None = None  # requests a second of one client, in the long run
-    rate_burst: int = 100  # requests that one client may make at once
+    hosts: tuple[str, ...] = ()  # accepted host names besides `host` and localhost
+    origins: tuple[str, ...] = ()  # origins whose web pages may call the service (CORS)
+    rate_limit: float | None = None  # sustained requests per second of one client
+    rate_burst: int = 100  # requests that one client may send at once
 
     max_body: int = 20_000_000
     max_bulk_body: int = 100_000_000
-    max_bodies: int = 400_000_000  # of all requests that are in work
+    max_bodies: int = 400_000_000  # of all requests being served
     max_pixels: int = 40_000_000
     max_text: int = 10_000  # characters
     max_id: int = 512  # characters
@@ -38,16 +35,15 @@ class Settings:
     max_budget: int = 10_000
     max_queries: int = 64  # in one batch search
     max_items: int = 5_000  # in one bulk addition
-    max_page: int = 200  # items listed at once
+    max_page: int = 200  # items in one listing
 
     max_batch: int = 32  # queries encoded together
-    max_waiting: int = 256  # queries in the queue
-    deadline: float = 10.0  # a query that has waited longer is refused
-    max_jobs: int = 8  # bulk additions that wait
-    max_waiting_bytes: int = 400_000_000  # of images and texts that wait to be written
-    refresh: float = 2.0  # how often new versions of an index are looked for
+    max_waiting: int = 256  # queries, or single writes, in the queue
+    deadline: float = 10.0  # queries that waited longer are refused
+    max_jobs: int = 8  # unfinished bulk additions
+    max_waiting_bytes: int = 400_000_000  # of items waiting to be written
+    refresh: float = 2.0  # interval between checks for new versions of an index
 
-    header_seconds: float = 10.0
     body_seconds: float = 30.0
     keep_alive: float = 15.0
     shutdown_seconds: float = 10.0
@@ -55,7 +51,7 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        """Whether only programs on the same machine can reach the service."""
+        """Whether only programs on this machine can reach the service."""
         if self.host == "localhost":
             return True
         try:
@@ -65,5 +61,5 @@ class Settings:
 
     @property
     def writable(self) -> bool:
-        """Whether anyone at all may write."""
+        """Whether any client may write."""
         return not self.read_only and (bool(self.write_keys) or (self.loopback and not self.read_keys))

@@ -212,7 +212,7 @@ def test_what_is_no_host_is_refused(run, path):
     """The checks are put together when the app starts; a wrong name must not wait until then."""
     result = run(path, "--port", 0, "--allow-host", "http://x")
     assert result.status == 1
-    assert "is not the name of a host" in result.err
+    assert "is not a host name" in result.err
 
 
 def test_what_cannot_be_served_is_told(run, path, tmp_path):

@@ -24,9 +24,9 @@ from genius.errors import BadIndex, BadItem, GeniusError
 from genius.index.index import Index
 from genius.serve import bodies
 from genius.serve.images import Thumbnails, check_image
-from genius.serve.problems import Problem, masked
-from genius.serve.served import Busy, TooLate
-from genius.serve.work import Work
+from genius.serve.limits import QueryExpired, ServiceBusy
+from genius.serve.problems import HttpProblem, mask_paths
+from genius.serve.threads import ThreadPools
 
 ITEMS = {item.id: item for item in drawn_items()}
 JSON = {"Content-Type": "application/json"}
@@ -182,7 +182,7 @@ def test_like_with_words_takes_the_image_and_these_words(client, index):
 def test_like_reads_a_image_from_where_the_operator_has_it(client, folder):
     hits = client.post("/v1/search?index=files", json={"like": "here.png"}).json()["hits"]
     assert {hit["id"] for hit in hits} == {"here.png", "gone.png"}
-    message = error(client.post("/v1/search?index=files", json={"like": "gone.png"}), 404, "like", "gone")
+    message = error(client.post("/v1/search?index=files", json={"like": "gone.png"}), 404, "like", "cannot be read")
     assert str(folder) not in message
 
 
@@ -216,21 +216,21 @@ def test_several_indexes_by_name(client, folder):
 
 
 WRONG_SEARCHES: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
-    (b"", 400, None, "not JSON"),
-    (b'{"text": NaN}', 400, None, "not JSON"),
-    (b'{"text": "a", "k": Infinity}', 400, None, "not JSON"),
-    (b'{"text": "\\ud800"}', 400, None, "not JSON"),
-    (b'{"\\udfff": 1}', 400, None, "not JSON"),
-    (b'{"text": "\xff"}', 400, None, "not JSON"),
+    (b"", 400, None, "not valid JSON"),
+    (b'{"text": NaN}', 400, None, "not valid JSON"),
+    (b'{"text": "a", "k": Infinity}', 400, None, "not valid JSON"),
+    (b'{"text": "\\ud800"}', 400, None, "not valid JSON"),
+    (b'{"\\udfff": 1}', 400, None, "not valid JSON"),
+    (b'{"text": "\xff"}', 400, None, "not valid JSON"),
     (b"[" * 100_000, 400, None, "recursion"),
     (b'{"text": "a", "k": ' + b"9" * 5000 + b"}", 400, None, "range"),
     (b'{"text": "a", "k": ' + b"9" * 4000 + b"}", 422, "k", "very large"),
     (b'{"text": "a", "k": 1e400}', 422, "k", "whole number"),
     (b"[]", 422, None, "JSON object"),
     (b"null", 422, None, "JSON object"),
-    ({}, 422, "text", "nothing to search with"),
-    ({"text": " "}, 422, "text", "nothing to search with"),
-    ({"text": 5}, 422, "text", "a text"),
+    ({}, 422, "text", "query is empty"),
+    ({"text": " "}, 422, "text", "query is empty"),
+    ({"text": 5}, 422, "text", "a string"),
     ({"text": "a", "k": 0}, 422, "k", "at least 1"),
     ({"text": "a", "k": 201}, 422, "k", "at most 200"),
     ({"text": "a", "k": "5"}, 422, "k", "whole number"),
@@ -238,12 +238,12 @@ WRONG_SEARCHES: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
     ({"text": "a", "k": 5.5}, 422, "k", "whole number"),
     ({"text": "a", "beam": 501}, 422, "beam", "at most 500"),
     ({"text": "a", "budget": 10_001}, 422, "budget", "at most 10,000"),
-    ({"text": "a", "mode": "slow"}, 422, "mode", "'fast', 'rerank' or 'generate'"),
+    ({"text": "a", "mode": "slow"}, 422, "mode", "'generate', 'rerank' or 'fast'"),
     ({"text": "a", "target": "sound"}, 422, "target", "'image'"),
     ({"text": "a", "explain": 1}, 422, "explain", "true or false"),
     ({"text": "a", "colour": 1}, 422, "colour", "no field"),
     ({"text": "a", "ids": "x"}, 422, "ids", "a list"),
-    ({"text": "a", "ids": [1]}, 422, "ids.0", "a text"),
+    ({"text": "a", "ids": [1]}, 422, "ids.0", "a string"),
     ({"text": "a", "ids": ["x"] * 10_001}, 422, "ids", "at most 10,000"),
     ({"text": "a", "ids": ["x" * 513]}, 422, "ids.0", "at most 512"),
     ({"text": "a" * 10_001}, 422, "text", "at most 10,000"),
@@ -258,7 +258,7 @@ WRONG_SEARCHES: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
     ({"image": 5}, 422, "image", "Base64"),
     ({"image": "data:image/png;base64," + STAR}, 422, "image", "data URL"),
     ({"image": "/etc/passwd"}, 422, "image", "Base64"),
-    ({"image": "aHR0cDovL2EuYi9jLnBuZw=="}, 422, "image", "not an image"),
+    ({"image": "aHR0cDovL2EuYi9jLnBuZw=="}, 422, "image", "not a readable image"),
     ({"image": CUT}, 422, "image", "truncated"),
     ({"like": "nope"}, 404, "like", "no item"),
     ({"like": "x" * 513}, 422, "like", "at most 512"),
@@ -300,7 +300,7 @@ def form(*parts: tuple[bytes, bytes], end: bytes = b"--x--\r\n") -> bytes:
     [
         (b"", 400, None, "form"),
         (b"garbage", 400, None, "form"),
-        (form((b'text"', b"a"), end=b""), 400, None, "cut off"),
+        (form((b'text"', b"a"), end=b""), 400, None, "incomplete"),
         (b"--x\r\nX: y\r\n\r\na\r\n--x--\r\n", 400, None, "no name"),
         (b"--x\r\nX: " + b"y" * 5000 + b"\r\n\r\na\r\n--x--\r\n", 400, None, "form"),
         (form((b'text"', b"\xff")), 422, "text", "UTF-8"),
@@ -309,11 +309,11 @@ def form(*parts: tuple[bytes, bytes], end: bytes = b"--x--\r\n") -> bytes:
         (form((b'text"; filename="x"', b"a")), 422, "text", "file"),
         (form((b'text"', b"a"), (b'k"', b"five")), 422, "k", "whole number"),
         (form((b'text"', b"a"), (b'k"', "５".encode())), 422, "k", "whole number"),
-        (form((b'text"', b"a"), (b'blend"', b"NaN")), 422, "blend", "number"),
+        (form((b'text"', b"a"), (b'k"', b"NaN")), 422, "k", "number"),
         (form((b'text"', b"a"), (b'explain"', b"yes")), 422, "explain", "true or false"),
         (form((b'text"', b"a"), (b'secret"', b"x")), 422, "secret", "no field"),
-        (form((b'image"; filename="x.png"', b"hello")), 422, "image", "not an image"),
-        (form(*[(b'ids"', b"")] * 10_100), 413, None, "fields"),
+        (form((b'image"; filename="x.png"', b"hello")), 422, "image", "not a readable image"),
+        (form(*[(b'ids"', b"")] * 10_100), 413, None, "parts"),
     ],
 )
 def test_wrong_forms_are_refused_with_a_sentence(client, content, status, field, says):
@@ -338,7 +338,7 @@ def test_other_content_types_are_refused(client, kind, status):
 
 
 def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypatch):
-    monkeypatch.setattr(bodies, "VALUES", 100)
+    monkeypatch.setattr(bodies, "MAX_VALUES", 100)
     error(client.post("/v1/search", json={"text": "a", "ids": ["x"] * 101}), 413, None, "values")
 
 
@@ -430,7 +430,7 @@ def test_any_text_can_be_an_id(client, id):
         (b'{"text": "  "}', 422, None, "neither text nor an image"),
         (b'{"text": "a", "metadata": []}', 422, "metadata", "JSON object"),
         (b'{"text": "a", "metadata": {"x": 1e999}}', 422, "metadata", "number"),
-        (b'{"text": "a", "metadata": {"x": NaN}}', 400, None, "not JSON"),
+        (b'{"text": "a", "metadata": {"x": NaN}}', 400, None, "not valid JSON"),
         (b'{"text": "a", "metadata": {"x": "%s"}}' % (b"y" * 65_536), 422, "metadata", "at most 65,536"),
         (b'{"text": "a", "metadata": {"x": %s1%s}}' % (b"[" * 300, b"]" * 300), 400, None, "recursion"),
         (b'{"text": "a", "id": "b"}', 422, "id", "no field"),
@@ -618,7 +618,7 @@ def test_children_and_items_of_a_code_come_in_pages(client, monkeypatch):
     whole = client.get("/v1/codes/*?limit=200").json()
     parts = [client.get(f"/v1/codes/*?limit=20&offset={offset}").json()["items"] for offset in (0, 20, 40)]
     assert [item for part in parts for item in part] == whole["items"]
-    monkeypatch.setattr(codes, "CHILDREN", 3)
+    monkeypatch.setattr(codes, "MAX_CHILDREN", 3)
     fewer = client.get("/v1/codes/*").json()
     assert fewer["children"] == whole["children"][:3]
     assert fewer["more_children"] == len(whole["children"]) - 3
@@ -673,7 +673,7 @@ def test_a_image_has_a_tag_that_changes_with_it(client):
 
 def test_images_that_are_not_there(client, folder):
     assert client.get("/v1/images/here.png?index=files").status_code == 200
-    message = error(client.get("/v1/images/gone.png?index=files"), 404, "id", "gone")
+    message = error(client.get("/v1/images/gone.png?index=files"), 404, "id", "cannot be read")
     assert str(folder) not in message
     error(client.get("/v1/images/text%201"), 404, "id", "no image")
     error(client.get("/v1/images/nope"), 404, "id", "no item")
@@ -685,14 +685,14 @@ def test_images_that_are_not_there(client, folder):
 def test_small_images_that_were_used_last_are_kept():
     item = ITEMS["pair-red-star"]
     each = len(Thumbnails().make("one", item, 64))
-    kept = Thumbnails(room=3 * each)
+    kept = Thumbnails(capacity=3 * each)
     for tag in "abc":
         kept.make(tag, item, 64)
     assert kept.get("a") is not None
     kept.make("d", item, 64)  # in place of b, which was not used for the longest time
     assert [kept.get(tag) is not None for tag in "abcd"] == [True, False, True, True]
     assert kept.used == 3 * each
-    nothing = Thumbnails(room=each - 1)
+    nothing = Thumbnails(capacity=each - 1)
     assert nothing.make("a", item, 64)
     assert nothing.used == 0
 
@@ -706,13 +706,13 @@ def test_pixels_are_counted_before_anything_is_decoded(monkeypatch):
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decode)
     check_image(large.getvalue(), 9_000_000)
-    with pytest.raises(Problem, match="too many pixels"):
+    with pytest.raises(HttpProblem, match="too many pixels"):
         check_image(large.getvalue(), 8_999_999)
 
 
 def test_no_more_than_two_images_are_decoded_at_once():
     async def scene() -> int:
-        work, running, most, two = Work(), 0, 0, threading.Barrier(2, timeout=PATIENCE)
+        work, running, most, two = ThreadPools(), 0, 0, threading.Barrier(2, timeout=PATIENCE)
         lock = threading.Lock()
 
         def decode() -> None:
@@ -735,9 +735,9 @@ def test_images_in_too_many_pieces_are_refused():
     good = png("red star")
     piece = b"\0\0\0\0teXt" + b"\x8f\x6b\x4f\x7b"
     for bad in (good[:33] + piece * 30_000 + good[33:], good[:-12] + piece * 30_000 + good[-12:]):
-        with pytest.raises(Problem):
+        with pytest.raises(HttpProblem):
             check_image(bad, 1_000_000)
-    with pytest.raises(Problem):
+    with pytest.raises(HttpProblem):
         check_image(b"P6\n" + b"#\n" * 100_000 + b"1 1 255\n", 1_000_000)
 
 
@@ -766,7 +766,7 @@ def test_the_limits_of_the_settings_hold(tmp_path):
         error(client.post("/v1/items", json={"items": [{"id": "a", "text": "a"}] * 2}), 422, "items")
         large = client.post("/v1/items", files=[("files", ("large", png("red star", 96)))])
         assert "pixels" in finished(client, large.headers["location"])["bad"][0]["reason"]
-        described = json.dumps(client.get("/openapi.json").json()["components"]["schemas"]["Search"])
+        described = json.dumps(client.get("/openapi.json").json()["components"]["schemas"]["SearchRequest"])
         assert '"maximum": 3' in described
         assert '"maxLength": 20' in described
 
@@ -777,9 +777,9 @@ def test_the_limits_of_the_settings_hold(tmp_path):
 @pytest.mark.parametrize(
     ("raised", "status", "says"),
     [
-        (Busy("Too much waits already. Try again later."), 503, "Too much waits"),
-        (TooLate("The query waited too long."), 503, "waited too long"),
-        (BadIndex("/srv/data/x.genius is damaged."), 503, "operator"),
+        (ServiceBusy("Too much waits already. Try again later."), 503, "Too much waits"),
+        (QueryExpired("The query waited too long."), 503, "waited too long"),
+        (BadIndex("/srv/data/x.genius is damaged."), 503, "log of the service"),
         (BadItem("query", "/srv/data/x.png: there is no such file."), 422, "There is no such file"),
         (GeniusError("The condition cannot be used: /srv/data/x.lance failed."), 422, "(a path)"),
         (RuntimeError("/srv/data/x.py line 3"), 500, "log"),
@@ -799,7 +799,7 @@ def test_errors_inside_are_told_without_paths_or_traces(client, monkeypatch, rai
     assert ("retry-after" in answer.headers) == (status == 503)
 
 
-@pytest.mark.parametrize("raised", [Busy("Too much waits."), TooLate("Too late.")])
+@pytest.mark.parametrize("raised", [ServiceBusy("Too much waits."), QueryExpired("Too late.")])
 def test_a_batch_is_refused_when_there_is_no_room_for_all_of_it(client, monkeypatch, raised):
     async def fail(queries: Any) -> list[Any]:
         return [raised for _ in queries]
@@ -811,10 +811,10 @@ def test_a_batch_is_refused_when_there_is_no_room_for_all_of_it(client, monkeypa
 
 
 def test_masked_leaves_ordinary_slashes_alone():
-    assert masked("/home/me/x.genius/items.lance is damaged") == "(a path) is damaged"
-    assert masked("file:///srv/a/b.") == "(a path)"
+    assert mask_paths("/home/me/x.genius/items.lance is damaged") == "(a path) is damaged"
+    assert mask_paths("file:///srv/a/b.") == "(a path)"
     for fine in ("`Retry-After` and/or 1/2", "Use GET /docs", "image/png or text/plain", "'a/b' is no id"):
-        assert masked(fine) == fine
+        assert mask_paths(fine) == fine
 
 
 def test_a_search_is_given_up_when_its_client_has_gone():
@@ -982,7 +982,7 @@ def test_every_operation_is_described(description):
         assert any(status.startswith("2") for status in statuses)
         for status, answer in operation["responses"].items():
             if status[0] == "4":
-                assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
+                assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
         if method in ("POST", "PUT"):
             assert set(operation["requestBody"]["content"]) == {"application/json", "multipart/form-data"}
     text = json.dumps(description)
@@ -1050,7 +1050,7 @@ def test_answers_are_as_described(client, description):
         if answer.is_success:  # nothing in it that is not described
             strict = json.loads(json.dumps(schema))
             for one in strict["components"]["schemas"].values():
-                if "properties" in one and one["title"] != "HitAnswer":
+                if "properties" in one and one["title"] != "HitResponse":
                     one["additionalProperties"] = False
             jsonschema.validate(answer.json(), strict)
 

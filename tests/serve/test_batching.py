@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from genius.data.items import Item, Query
 from genius.errors import BadItem, GeniusError
 from genius.index.index import Index
-from genius.serve.batching import Batcher, How, Reply
-from genius.serve.limits import Busy, TooLate
+from genius.search.options import SearchOptions
+from genius.serve.batching import Batcher, ServedResult
+from genius.serve.limits import QueryExpired, ServiceBusy
 from genius.serve.settings import Settings
 
 
 @asynccontextmanager
 async def batcher(
-    index: Any, seen: Callable[[list[Reply]], None] = lambda _: None, **limits: Any
+    index: Any, seen: Callable[[list[ServedResult]], None] = lambda _: None, **limits: Any
 ) -> AsyncIterator[Batcher]:
     one = Batcher(index, Settings(**limits), seen)
     one.start()
@@ -34,15 +35,15 @@ async def batcher(
         await one.stop(10)
 
 
-def text_of(reply: Reply) -> str:
+def text_of(reply: ServedResult) -> str:
     return reply.hits[0].id
 
 
-def ask(batches: Batcher, text: str, **how: Any) -> "asyncio.Task[Reply]":
-    return asyncio.create_task(batches.ask(Query(text=text), How(**how)))
+def ask(batches: Batcher, text: str, **how: Any) -> "asyncio.Task[ServedResult]":
+    return asyncio.create_task(batches.search(Query(text=text), SearchOptions(**how)))
 
 
-async def held_up(batches: Batcher, index: FakeIndex) -> "asyncio.Task[Reply]":
+async def held_up(batches: Batcher, index: FakeIndex) -> "asyncio.Task[ServedResult]":
     """A query that the thread is busy with until the gate is opened."""
     index.gate.shut()
     before = index.gate.reached
@@ -118,8 +119,8 @@ def test_what_is_wrong_with_one_query_fails_that_one_alone() -> None:
             index.gate.open()
             await first
             good, broken, nan, unreadable, wrong, also = await asyncio.gather(*others, return_exceptions=True)
-        assert isinstance(good, Reply)
-        assert isinstance(also, Reply)
+        assert isinstance(good, ServedResult)
+        assert isinstance(also, ServedResult)
         assert (text_of(good), text_of(also)) == ("A good", "A also good")
         assert [str(error) for error in (broken, nan, wrong)] == [
             "It is broken.",
@@ -133,7 +134,7 @@ def test_what_is_wrong_with_one_query_fails_that_one_alone() -> None:
 
 def test_an_error_that_nobody_foresaw_fails_its_batch_and_not_the_next() -> None:
     async def test() -> None:
-        def seen(_: list[Reply]) -> None:
+        def seen(_: list[ServedResult]) -> None:
             if not index.groups[1:]:
                 raise ZeroDivisionError
 
@@ -153,13 +154,13 @@ def test_more_queries_than_may_wait_are_refused() -> None:
             first = await held_up(batches, index)
             others = [ask(batches, "a"), ask(batches, "b")]
             await until(lambda: batches.waiting == 2)
-            with pytest.raises(Busy, match="2 queries wait already"):
-                await batches.ask(Query(text="c"), How())
+            with pytest.raises(ServiceBusy, match="2 queries are waiting"):
+                await batches.search(Query(text="c"), SearchOptions())
             index.gate.open()
             await asyncio.gather(first, *others)
             assert text_of(await ask(batches, "d")) == "A d"
-            with pytest.raises(Busy):
-                await batches.ask_many([(Query(text=f"q{i}"), How()) for i in range(3)])
+            with pytest.raises(ServiceBusy):
+                await batches.search_many([(Query(text=f"q{i}"), SearchOptions()) for i in range(3)])
 
     run(test)
 
@@ -168,8 +169,8 @@ def test_a_query_that_has_waited_too_long_is_not_computed() -> None:
     async def test() -> None:
         index = FakeIndex()
         async with batcher(index, deadline=0.0) as batches:
-            with pytest.raises(TooLate, match="in vain"):
-                await batches.ask(Query(text="late"), How())
+            with pytest.raises(QueryExpired, match="expired"):
+                await batches.search(Query(text="late"), SearchOptions())
         assert index.batches == []
 
     run(test)
@@ -195,8 +196,8 @@ def test_many_queries_of_one_request_come_back_in_order_with_what_was_wrong_in_i
     async def test() -> None:
         async with batcher(FakeIndex()) as batches:
             texts = ["one", "broken", "three"]
-            found = await batches.ask_many([(Query(text=text), How()) for text in texts])
-        assert [text_of(one) if isinstance(one, Reply) else str(one) for one in found] == [
+            found = await batches.search_many([(Query(text=text), SearchOptions()) for text in texts])
+        assert [text_of(one) if isinstance(one, ServedResult) else str(one) for one in found] == [
             "A one",
             "It is broken.",
             "A three",
@@ -211,7 +212,7 @@ def test_a_image_is_prepared_beside_the_thread_and_its_error_is_told_at_once() -
         async with batcher(index) as batches:
             first = await held_up(batches, index)
             with pytest.raises(BadItem, match="cannot be read"):
-                await batches.ask(Query(text="unreadable", image=draw_image("red")), How())
+                await batches.search(Query(text="unreadable", image=draw_image("red")), SearchOptions())
             index.gate.open()
             await first
         assert index.batches == [["A first"]]
@@ -224,7 +225,7 @@ def test_a_query_prepared_for_a_model_that_has_been_replaced_is_prepared_anew() 
         index = FakeIndex()
         async with batcher(index) as batches:
             first = await held_up(batches, index)
-            second = asyncio.create_task(batches.ask(Query(text="second", image=draw_image("red")), How()))
+            second = asyncio.create_task(batches.search(Query(text="second", image=draw_image("red")), SearchOptions()))
             await until(lambda: batches.waiting == 1 and batches._queue.qsize() == 1)
             index.model = index.new_model("B")
             index.gate.open()
@@ -244,8 +245,8 @@ def test_stopping_answers_what_waits_and_takes_nothing_more() -> None:
         await until(lambda: batches.waiting == 1)
         stopping = asyncio.create_task(batches.stop(30))
         await until(lambda: batches._closed)
-        with pytest.raises(Busy, match="stopping"):
-            await batches.ask(Query(text="third"), How())
+        with pytest.raises(ServiceBusy, match="stopping"):
+            await batches.search(Query(text="third"), SearchOptions())
         index.gate.open()
         await stopping
         assert [text_of(await first), text_of(await second)] == ["A first", "A second"]
@@ -267,7 +268,7 @@ def test_what_is_not_answered_when_the_time_is_up_is_refused_with_a_sentence() -
         index.gate.open()
         await stopping
         assert text_of(await first) == "A first"  # it was being worked on
-        with pytest.raises(Busy, match="stopped before"):
+        with pytest.raises(ServiceBusy, match="stopped before"):
             await second
 
     run(test)
@@ -284,7 +285,7 @@ QUERIES = st.builds(
     target=st.sampled_from([None, "text", "image"]),
 )
 HOWS = st.builds(
-    How,
+    SearchOptions,
     k=st.sampled_from([1, 5]),
     mode=st.sampled_from(["fast", "rerank", "generate"]),
     where=st.sampled_from([None, "number < 10", "no such field = 3"]),
@@ -301,7 +302,7 @@ def tiny_index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return index
 
 
-def one_by_one(index: Index, query: Query, how: How) -> Any:
+def one_by_one(index: Index, query: Query, how: SearchOptions) -> Any:
     try:
         return index.search(query, **vars(how))
     except GeniusError as error:
@@ -310,10 +311,12 @@ def one_by_one(index: Index, query: Query, how: How) -> Any:
 
 @settings(max_examples=40, deadline=None)
 @given(asked=st.lists(st.tuples(QUERIES, HOWS), min_size=1, max_size=12))
-def test_answers_are_those_of_one_search_after_the_other(tiny_index: Index, asked: list[tuple[Query, How]]) -> None:
-    async def ask_all() -> list[Reply | GeniusError]:
+def test_answers_are_those_of_one_search_after_the_other(
+    tiny_index: Index, asked: list[tuple[Query, SearchOptions]]
+) -> None:
+    async def ask_all() -> list[ServedResult | GeniusError]:
         async with batcher(tiny_index) as batches:
-            return await batches.ask_many(asked)
+            return await batches.search_many(asked)
 
     for (query, how), reply in zip(asked, asyncio.run(ask_all()), strict=True):
         expected = one_by_one(tiny_index, query, how)
@@ -331,5 +334,7 @@ def test_one_loop_after_the_other_can_ask(tiny_index: Index, tmp_path: Path) -> 
     batches = Batcher(tiny_index, Settings())
     batches.start()
     for _ in range(2):
-        assert asyncio.run(batches.ask(Query(text="cat"), How(k=3))).hits == tiny_index.search(Query(text="cat"), k=3)
+        assert asyncio.run(batches.search(Query(text="cat"), SearchOptions(k=3))).hits == tiny_index.search(
+            Query(text="cat"), k=3
+        )
     asyncio.run(batches.stop(5))

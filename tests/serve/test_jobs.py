@@ -7,21 +7,21 @@ import pytest
 from genius.data.items import Item
 from genius.errors import BadItem
 from genius.serve import jobs as module
-from genius.serve.jobs import Job, Jobs, size_of
-from genius.serve.limits import Busy, Room
+from genius.serve.jobs import JobQueue, WriteJob, size_of
+from genius.serve.limits import ByteBudget, ServiceBusy
 from genius.serve.settings import Settings
 
 
-def some_jobs(**limits: Any) -> Jobs:
+def some_jobs(**limits: Any) -> JobQueue:
     settings = Settings(**limits)
-    return Jobs(settings, Room(settings.max_waiting_bytes))
+    return JobQueue(settings, ByteBudget(settings.max_waiting_bytes))
 
 
 def items(count: int) -> list[Item | BadItem]:
     return [Item(f"i{i}", f"text {i}") for i in range(count)]
 
 
-def now(jobs: Jobs, job: Job) -> Job:
+def now(jobs: JobQueue, job: WriteJob) -> WriteJob:
     found = jobs.get(job.id)
     assert found is not None
     return found
@@ -35,13 +35,13 @@ def test_a_job_is_taken_in_pieces_and_counts_what_is_settled() -> None:
     assert first is not None
     assert [item.id for item in first.items] == ["i0", "i1", "i2"]
     assert now(jobs, job).state == "running"
-    jobs.settled(job.id, 1, 1, 0, [BadItem("i2", "it is bad.")])
-    jobs.finished(first)
+    jobs.count(job.id, 1, 1, 0, [BadItem("i2", "it is bad.")])
+    jobs.finish(first)
     assert (now(jobs, job).state, now(jobs, job).done) == ("running", 3)
     second = jobs.take(3)
     assert second is not None
-    jobs.settled(job.id, 0, 0, 2, [])
-    jobs.finished(second)
+    jobs.count(job.id, 0, 0, 2, [])
+    jobs.finish(second)
     ended = now(jobs, job)
     assert (ended.state, ended.done, ended.added, ended.replaced, ended.unchanged) == ("done", 5, 1, 1, 2)
     assert (ended.bad_count, [one.id for one in ended.bad], ended.error) == (1, ["i2"], None)
@@ -55,7 +55,7 @@ def test_jobs_are_done_one_after_the_other() -> None:
     order = []
     while chunk := jobs.take(1):
         order.append((chunk.job, chunk.replace))
-        jobs.finished(chunk)
+        jobs.finish(chunk)
     assert order == [(one.id, True), (one.id, True), (two.id, False)]
     assert [job.id for job in jobs.list()] == [two.id, one.id]
 
@@ -76,11 +76,11 @@ def test_a_cancelled_job_gives_its_room_back_and_counts_what_was_being_written()
     assert not jobs.cancel(job.id)
     assert not jobs.cancel("unknown")
     assert jobs.take(2) is None
-    jobs.settled(job.id, 2, 0, 0, [])
-    jobs.finished(chunk)
+    jobs.count(job.id, 2, 0, 0, [])
+    jobs.finish(chunk)
     ended = now(jobs, job)
     assert (ended.state, ended.done, ended.added) == ("cancelled", 2, 2)
-    assert jobs._room.used == 0
+    assert jobs._budget.used == 0
 
 
 def test_a_failed_job_says_why_and_the_next_goes_on() -> None:
@@ -88,31 +88,31 @@ def test_a_failed_job_says_why_and_the_next_goes_on() -> None:
     one, two = jobs.add(items(5)), jobs.add(items(1))
     chunk = jobs.take(2)
     assert chunk is not None
-    jobs.finished(chunk, "The disk is full.")
+    jobs.finish(chunk, "The disk is full.")
     assert (now(jobs, one).state, now(jobs, one).error) == ("failed", "The disk is full.")
     chunk = jobs.take(2)
     assert chunk is not None
     assert chunk.job == two.id
     jobs.fail_all("The service was stopped.")
-    jobs.finished(chunk)
+    jobs.finish(chunk)
     assert (now(jobs, two).state, now(jobs, two).error) == ("failed", "The service was stopped.")
-    assert jobs._room.used == 0
+    assert jobs._budget.used == 0
 
 
 def test_so_many_jobs_may_wait_and_so_many_bytes() -> None:
     jobs = some_jobs(max_jobs=2, max_waiting_bytes=100_000)
     first = jobs.add(items(1))
-    with pytest.raises(Busy, match="MB"):
+    with pytest.raises(ServiceBusy, match="MB"):
         jobs.add([Item("large", image=b"x" * 100_000)])
     jobs.add(items(1))
-    with pytest.raises(Busy, match="2 bulk additions wait"):
+    with pytest.raises(ServiceBusy, match="2 bulk additions are waiting"):
         jobs.add(items(1))
     jobs.cancel(first.id)
     jobs.add(items(1))
 
 
 def test_ended_jobs_are_forgotten_when_there_are_many_and_others_never(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT", 3)
+    monkeypatch.setattr(module, "MAX_ENDED", 3)
     jobs = some_jobs()
     waiting = jobs.add(items(1))
     ended = [jobs.add(items(1)) for _ in range(5)]
@@ -123,11 +123,11 @@ def test_ended_jobs_are_forgotten_when_there_are_many_and_others_never(monkeypat
 
 
 def test_only_the_first_refused_items_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LISTED", 2)
+    monkeypatch.setattr(module, "MAX_LISTED", 2)
     jobs = some_jobs()
     job = jobs.add(items(5))
     for i in range(5):
-        jobs.settled(job.id, 0, 0, 0, [BadItem(f"i{i}", "it is bad.")])
+        jobs.count(job.id, 0, 0, 0, [BadItem(f"i{i}", "it is bad.")])
     assert ([one.id for one in now(jobs, job).bad], now(jobs, job).bad_count) == (["i0", "i1"], 5)
 
 

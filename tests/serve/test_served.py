@@ -13,8 +13,11 @@ from genius.data.items import Item, Query
 from genius.encoders.precomputed import PrecomputedEncoder
 from genius.errors import BadIndex, GeniusError
 from genius.index.index import Index
+from genius.search.options import SearchOptions
+from genius.serve.batching import ServedResult
+from genius.serve.limits import ServiceBusy
 from genius.serve.metrics import Metrics
-from genius.serve.served import Busy, How, Reply, Served
+from genius.serve.served import ServedIndex
 from genius.serve.settings import Settings
 
 
@@ -30,25 +33,25 @@ def small_index(path: Path) -> Index:
 
 def value(metrics: Metrics, name: str) -> float | None:
     """Of a line such as genius_items{index="x"} 3.0"""
-    lines = [line for line in metrics.text()[0].decode().splitlines() if line.startswith(name + " ")]
+    lines = [line for line in metrics.exposition()[0].decode().splitlines() if line.startswith(name + " ")]
     return float(lines[0].split()[-1]) if lines else None
 
 
 def test_it_is_ready_after_it_was_started_and_until_it_is_stopped(tmp_path: Path) -> None:
     async def test() -> None:
-        served = Served("small", small_index(tmp_path / "index"), Settings())
+        served = ServedIndex("small", small_index(tmp_path / "index"), Settings())
         assert not served.ready
-        with pytest.raises(Busy, match="'small' is being loaded"):
-            await served.search(Query(text="cat"), How())
-        with pytest.raises(Busy):
+        with pytest.raises(ServiceBusy, match="'small' is loading"):
+            await served.search(Query(text="cat"), SearchOptions())
+        with pytest.raises(ServiceBusy):
             served.add([])
         await asyncio.to_thread(served.start)
         assert served.ready
-        assert (await served.search(Query(text="a cat"), How(k=1))).hits[0].id == "cat"
+        assert (await served.search(Query(text="a cat"), SearchOptions(k=1))).hits[0].id == "cat"
         await served.stop(10)
         assert not served.ready
-        for late in (served.search(Query(text="cat"), How()), served.put(Item("x", "x")), served.delete("x")):
-            with pytest.raises(Busy):
+        for late in (served.search(Query(text="cat"), SearchOptions()), served.put(Item("x", "x")), served.delete("x")):
+            with pytest.raises(ServiceBusy):
                 await late
 
     run(test)
@@ -56,21 +59,24 @@ def test_it_is_ready_after_it_was_started_and_until_it_is_stopped(tmp_path: Path
 
 def test_what_was_put_is_found_and_what_was_deleted_is_not(tmp_path: Path) -> None:
     async def test() -> None:
-        served = Served("small", small_index(tmp_path / "index"), Settings())
+        served = ServedIndex("small", small_index(tmp_path / "index"), Settings())
         served.start()
         try:
             status, version = await served.put(Item("bird", "a blue bird"))
-            reply = await served.search(Query(text="a blue bird"), How(k=1))
+            reply = await served.search(Query(text="a blue bird"), SearchOptions(k=1))
             assert (status, reply.hits[0].id, reply.version, reply.items) == ("created", "bird", version, 4)
             assert await served.delete("bird")
-            reply = await served.search(Query(text="a blue bird"), How(k=10))
+            reply = await served.search(Query(text="a blue bird"), SearchOptions(k=10))
             assert "bird" not in [hit.id for hit in reply.hits]
             job = served.add([Item(f"i{i}", f"house {i}") for i in range(300)])
             await until(lambda: served.jobs.get(job.id).state == "done")  # type: ignore[union-attr]
             one, wrong = await served.search_many(
-                [(Query(text="house 17"), How(k=1)), (Query(text="house"), How(where="no field = 1"))]
+                [
+                    (Query(text="house 17"), SearchOptions(k=1)),
+                    (Query(text="house"), SearchOptions(where="no field = 1")),
+                ]
             )
-            assert isinstance(one, Reply)
+            assert isinstance(one, ServedResult)
             assert one.items == 303
             assert isinstance(wrong, GeniusError)
         finally:
@@ -82,12 +88,12 @@ def test_what_was_put_is_found_and_what_was_deleted_is_not(tmp_path: Path) -> No
 def test_an_index_that_is_encoded_anew_with_another_model_is_searched_with_that(tmp_path: Path) -> None:
     async def test() -> None:
         index, query = small_index(tmp_path / "index"), Query(text="cat", image=draw_image("red"))
-        served = Served("small", index, Settings())
+        served = ServedIndex("small", index, Settings())
         served.start()
         try:
-            before = await served.search(query, How())
+            before = await served.search(query, SearchOptions())
             await asyncio.to_thread(index.reindex, tiny_model(seed=1))
-            after = await served.search(query, How())
+            after = await served.search(query, SearchOptions())
             assert after.hits == index.search(query)
             assert [hit.codes for hit in after.hits] != [hit.codes for hit in before.hits]
         finally:
@@ -98,16 +104,16 @@ def test_an_index_that_is_encoded_anew_with_another_model_is_searched_with_that(
 
 def test_an_index_without_items_and_one_without_an_encoder_are_served(tmp_path: Path) -> None:
     async def test() -> None:
-        empty = Served("empty", Index.create(tmp_path / "empty", tiny_model()), Settings())
+        empty = ServedIndex("empty", Index.create(tmp_path / "empty", tiny_model()), Settings())
         empty.start()
-        assert (await empty.search(Query(text="cat"), How())).hits == []
+        assert (await empty.search(Query(text="cat"), SearchOptions())).hits == []
         await empty.stop(10)
         model = tiny_model()
         model.encoder = PrecomputedEncoder(model.dim)
-        vectors = Served("vectors", Index.create(tmp_path / "vectors", model), Settings())
+        vectors = ServedIndex("vectors", Index.create(tmp_path / "vectors", model), Settings())
         vectors.start()
         with pytest.raises(GeniusError, match="no encoder"):
-            await vectors.search(Query(text="cat"), How())
+            await vectors.search(Query(text="cat"), SearchOptions())
         await vectors.stop(10)
 
     run(test)
@@ -119,7 +125,7 @@ def test_an_index_that_cannot_be_read_does_not_start(tmp_path: Path) -> None:
     for file in (tmp_path / "index").rglob("*.lance"):
         if file.is_file():
             file.write_bytes(b"damaged")
-    served = Served("small", index, Settings())
+    served = ServedIndex("small", index, Settings())
     with pytest.raises(BadIndex):
         served.start()
     assert not served.ready
@@ -127,18 +133,18 @@ def test_an_index_that_cannot_be_read_does_not_start(tmp_path: Path) -> None:
 
 def test_metrics_count_requests_batches_stages_and_writes(tmp_path: Path) -> None:
     async def test() -> None:
-        served = Served("small", small_index(tmp_path / "index"), Settings())
+        served = ServedIndex("small", small_index(tmp_path / "index"), Settings())
         metrics = Metrics({"small": served})
         assert value(metrics, 'genius_ready{index="small"}') == 0
         served.start()
         try:
-            await served.search_many([(Query(text="cat"), How()), (Query(text="dog"), How(k=1))])
+            await served.search_many([(Query(text="cat"), SearchOptions()), (Query(text="dog"), SearchOptions(k=1))])
             await served.put(Item("bird", "a bird"))
             await served.delete("cat")
             job = served.add([Item("i", "text"), Item("i2", "text"), Item("empty")])
             await until(lambda: served.jobs.get(job.id).state == "done")  # type: ignore[union-attr]
-            metrics.request("/v1/search", "POST", 200, 0.01)
-            metrics.refused("busy")
+            metrics.observe_request("/v1/search", "POST", 200, 0.01)
+            metrics.count_refusal("busy")
             index = 'index="small"'
             assert value(metrics, f"genius_ready{{{index}}}") == 1
             assert value(metrics, f"genius_items{{{index}}}") == 5

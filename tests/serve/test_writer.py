@@ -16,7 +16,7 @@ from genius.data.items import Item
 from genius.errors import BadIndex, BadItem
 from genius.index.index import Index
 from genius.serve import writer
-from genius.serve.limits import Busy
+from genius.serve.limits import ServiceBusy
 from genius.serve.settings import Settings
 from genius.serve.writer import Writer
 
@@ -159,16 +159,16 @@ def test_too_many_writes_or_bytes_are_refused_and_fit_again_later() -> None:
         index = FakeIndex()
         async with writing(index, max_waiting=2, max_waiting_bytes=10_000) as one:
             first = await held_up(one, index)
-            with pytest.raises(Busy, match="MB"):
+            with pytest.raises(ServiceBusy, match="MB"):
                 await one.put(Item("large", "x" * 10_000))
             others = [put(one, "a"), put(one, "b")]
             await until(lambda: one.waiting == 2)
-            with pytest.raises(Busy, match="2 items wait"):
+            with pytest.raises(ServiceBusy, match="2 items are waiting"):
                 await one.put(Item("c", "text"))
             index.gate.open()
             await asyncio.gather(first, *others)
             assert (await one.put(Item("large", "x" * 10_000)))[0] == "created"
-        assert one._room.used == 0
+        assert one._budget.used == 0
 
     run(test)
 
@@ -185,7 +185,7 @@ def test_a_write_that_nobody_waits_for_any_more_is_left_out() -> None:
             index.gate.open()
             await asyncio.gather(first, stays)
         assert list(index.items) == ["first", "stays"]
-        assert one._room.used == 0
+        assert one._budget.used == 0
 
     run(test)
 
@@ -194,7 +194,7 @@ def test_a_bulk_addition_lets_single_writes_in_between(monkeypatch: pytest.Monke
     async def test() -> None:
         index = FakeIndex()
         async with writing(index) as one:
-            one._chunk = 2
+            one._chunk_size = 2
             first = await held_up(one, index)
             one.add([Item(f"i{i}", "text") for i in range(4)])
             index.gate.shut()
@@ -205,7 +205,7 @@ def test_a_bulk_addition_lets_single_writes_in_between(monkeypatch: pytest.Monke
 
         index = FakeIndex()
         async with writing(index) as one:
-            one._chunk = 2
+            one._chunk_size = 2
             index.gate.shut()
             one.add([Item(f"i{i}", "text") for i in range(4)])
             await until(lambda: index.gate.reached == 1)
@@ -216,7 +216,7 @@ def test_a_bulk_addition_lets_single_writes_in_between(monkeypatch: pytest.Monke
             await until(lambda: not one.jobs.waiting)
         assert index.commits == [["i0", "i1"], ["single"], ["i2", "i3"]]
 
-    monkeypatch.setattr(writer, "CHUNK", 2)
+    monkeypatch.setattr(writer, "MAX_CHUNK", 2)
     run(test)
 
 
@@ -224,8 +224,8 @@ def test_bulk_additions_are_done_in_pieces_that_take_about_as_long_as_one_may_wa
     one = Writer(FakeIndex(), Settings())  # type: ignore[arg-type]
     sizes = []
     for seconds in (0.1, 0.1, 0.1, 0.1, 4.0, 1.0):
-        one._learn(one._chunk, seconds)
-        sizes.append(one._chunk)
+        one._adapt_chunk_size(one._chunk_size, seconds)
+        sizes.append(one._chunk_size)
     assert sizes == [64, 128, 256, 256, 64, 64]
 
 
@@ -255,9 +255,9 @@ def test_stopping_writes_what_waits_and_takes_nothing_more() -> None:
         stopping = asyncio.create_task(one.stop(30))
         await until(lambda: one._closed)
         for late in (one.put(Item("late", "text")), one.delete("late")):
-            with pytest.raises(Busy, match="stopping"):
+            with pytest.raises(ServiceBusy, match="stopping"):
                 await late
-        with pytest.raises(Busy, match="stopping"):
+        with pytest.raises(ServiceBusy, match="stopping"):
             one.add([Item("late", "text")])
         index.gate.open()
         await stopping
@@ -282,14 +282,14 @@ def test_what_is_not_written_when_the_time_is_up_is_refused_with_a_sentence() ->
         index.gate.open()
         await stopping
         assert (await first)[0] == "created"
-        with pytest.raises(Busy, match="stopped before"):
+        with pytest.raises(ServiceBusy, match="stopped before"):
             await second
         ended = one.jobs.get(job.id)
         assert ended is not None
         assert (ended.state, ended.done) == ("failed", 0)
         assert "stopped before" in str(ended.error)
         assert list(index.items) == ["first"]
-        assert one._room.used == 0
+        assert one._budget.used == 0
 
     run(test)
 

@@ -1,4 +1,4 @@
-"""Indexes: what is served."""
+"""Indexes: list what is served."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from genius.data.items import Modality
 from genius.index.index import Index
-from genius.serve.json_answer import json_answer
-from genius.serve.routes.access import errors
-from genius.serve.schemas import IndexesAnswer
-from genius.serve.served import Served
+from genius.serve.responses import json_response
+from genius.serve.routes.dependencies import errors
+from genius.serve.schemas import IndexListResponse
+from genius.serve.served import ServedIndex
 from genius.serve.settings import Settings
 
 router = APIRouter(tags=["service"])
@@ -20,24 +20,25 @@ router = APIRouter(tags=["service"])
 @router.get(
     "/v1/indexes",
     operation_id="list_indexes",
-    summary="What is served.",
-    description="The indexes by name, the one that is meant where none is named first.",
-    responses={200: {"model": IndexesAnswer, "description": "Indexes."}, **errors(503)},
+    summary="List the indexes.",
+    description="The indexes by name. The first is the default of requests that name none.",
+    responses={200: {"model": IndexListResponse, "description": "Indexes."}, **errors(503)},
 )
 async def list_indexes(request: Request) -> Response:
+    """All indexes."""
     settings: Settings = request.app.state.settings
-    served: list[Served] = list(request.app.state.served.values())
-    described = await request.app.state.work.read(lambda: [_shown(one, settings) for one in served])
-    return json_answer({"indexes": described})
+    served: list[ServedIndex] = list(request.app.state.served.values())
+    indexes = await request.app.state.pools.read(lambda: [_index_json(one, settings) for one in served])
+    return json_response({"indexes": indexes})
 
 
-def _shown(one: Served, settings: Settings) -> dict[str, Any]:
+def _index_json(one: ServedIndex, settings: Settings) -> dict[str, Any]:
     index = one.index
     header = index.header
     return {
         "name": one.name,
         "items": len(index),
-        "modalities": _modalities(index),
+        "modalities": _count_modalities(index),
         "version": index.version,
         "model": _model_name(header.model),
         "levels": len(header.sizes),
@@ -49,18 +50,18 @@ def _shown(one: Served, settings: Settings) -> dict[str, Any]:
     }
 
 
-_counted: "WeakKeyDictionary[Index, tuple[int, dict[str, int]]]" = WeakKeyDictionary()
+_counts: "WeakKeyDictionary[Index, tuple[int, dict[str, int]]]" = WeakKeyDictionary()
 
 
-def _modalities(index: Index) -> dict[str, int]:
-    """How many items of each kind there are; counted once a version."""
-    version, known = index.version, _counted.get(index)
-    if known is None or known[0] != version:
-        known = version, {kind.label: index.count(f"modality = '{kind.label}'") for kind in Modality}
-        _counted[index] = known
-    return known[1]
+def _count_modalities(index: Index) -> dict[str, int]:
+    """Number of items per modality, counted once per version."""
+    version, cached = index.version, _counts.get(index)
+    if cached is None or cached[0] != version:
+        cached = version, {one.label: index.count(f"modality = '{one.label}'") for one in Modality}
+        _counts[index] = cached
+    return cached[1]
 
 
 def _model_name(source: str | None) -> str | None:
-    """What the model is called, without the folder in which it lies."""
+    """The name of the model without its folder."""
     return None if source is None else source.replace("\\", "/").rstrip("/").rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Items: read, put, delete, list, and add many at once."""
+"""Items: read, write, delete, list, and add many at once."""
 
 from typing import Annotated, Any
 
@@ -8,50 +8,50 @@ from starlette.responses import Response
 from genius.data.items import Item
 from genius.errors import BadItem
 from genius.search.results import CodedItem
-from genius.serve.bodies import Part, decoded, is_text, plain_fields, read_body
-from genius.serve.description import body_of
-from genius.serve.examples import BULKS, ITEM_ANSWER, PUTS
+from genius.serve.bodies import FormPart, decode_text, form_values, read_body
+from genius.serve.examples import ADD_REQUESTS, ITEM_RESPONSE, PUT_REQUESTS
 from genius.serve.images import check_image
-from genius.serve.json_answer import json_answer
-from genius.serve.problems import Problem, quoted
-from genius.serve.routes.access import (
+from genius.serve.openapi import request_body
+from genius.serve.problems import HttpProblem, quote_name
+from genius.serve.responses import json_response
+from genius.serve.routes.dependencies import (
     Limit,
     Offset,
-    Ready,
-    WhereParameter,
-    check_most,
-    coded_of,
+    ReadyIndex,
+    Where,
+    coded_json,
     errors,
-    item_address,
-    most,
-    shown,
+    get_coded,
+    item_url,
+    require_limit,
 )
 from genius.serve.schemas import (
-    Bulk,
-    BulkAnswer,
-    ItemAnswer,
-    ItemsAnswer,
-    NewItem,
-    Put,
-    PutAnswer,
+    LIMIT,
+    AddItemsRequest,
+    AddItemsResponse,
+    ItemListResponse,
+    ItemResponse,
+    NewItemRequest,
+    PutItemRequest,
+    PutItemResponse,
 )
 from genius.serve.settings import Settings
 
 router = APIRouter(tags=["items"])
 
-_LOCATION = {"description": "Where the job can be followed.", "schema": {"type": "string"}}
+_LOCATION = {"description": "Address of the job.", "schema": {"type": "string"}}
 _FORM = {
     "files": {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "Images and texts."},
-    "replace": {"type": "boolean", "default": True, "description": "Whether items may replace others."},
+    "replace": {"type": "boolean", "default": True, "description": "Replace items with the same id."},
 }
 
 ItemId = Annotated[
     str,
     Path(
         min_length=1,
-        description="The item's id. Slashes may stand as they are or as %2F.",
+        description="Id of the item. Slashes may be sent as they are or as %2F.",
         examples=["cats/grooming"],
-        json_schema_extra=most("max_id"),
+        json_schema_extra={LIMIT: "max_id"},
     ),
 ]
 
@@ -60,146 +60,145 @@ ItemId = Annotated[
     "/v1/items",
     operation_id="list_items",
     summary="List items.",
-    description="Some of the items in the order of the index, all or those that satisfy a condition.",
-    responses={200: {"model": ItemsAnswer, "description": "Items."}, **errors(404, 422, 503)},
+    description="Items in the order of the index, all or those that match a filter.",
+    responses={200: {"model": ItemListResponse, "description": "Items."}, **errors(404, 422, 503)},
 )
 async def list_items(
-    request: Request, served: Ready, where: WhereParameter = None, limit: Limit = 50, offset: Offset = 0
+    request: Request, served: ReadyIndex, where: Where = None, limit: Limit = 50, offset: Offset = 0
 ) -> Response:
-    check_most(request.app.state.settings, "max_page", "limit", limit)
+    """A page of items."""
+    require_limit(request, "max_page", "limit", limit)
     where = where or None
 
     def read() -> tuple[int, list[CodedItem]]:
         items = served.index.filter(where, limit, offset)
-        return served.index.count(where), coded_of(served.index, [item.id for item in items])
+        return served.index.count(where), get_coded(served.index, [item.id for item in items])
 
-    total, found = await request.app.state.work.read(read)
-    return json_answer({"total": total, "items": [shown(coded, served.name) for coded in found]})
+    total, found = await request.app.state.pools.read(read)
+    return json_response({"total": total, "items": [coded_json(coded, served.name) for coded in found]})
 
 
 @router.post(
     "/v1/items",
     operation_id="add_items",
     summary="Add many items in the background.",
-    description="The answer comes at once; the job can be "
-    "followed. As a form: several `files`, images or texts (`.txt`); the name of a file becomes the item's id.",
+    description="Returns at once; the job can be followed. As a form: several `files`, images or texts (`.txt`). "
+    "The name of a file becomes the id of the item.",
     status_code=202,
     responses={
-        202: {"model": BulkAnswer, "description": "The job has been taken.", "headers": {"Location": _LOCATION}},
+        202: {"model": AddItemsResponse, "description": "The job was accepted.", "headers": {"Location": _LOCATION}},
         **errors(400, 404, 413, 415, 422, 503),
     },
-    openapi_extra=body_of(Bulk, BULKS, form=_FORM),
+    openapi_extra=request_body(AddItemsRequest, ADD_REQUESTS, form=_FORM),
 )
-async def add_items(request: Request, served: Ready) -> Response:
-    body = await read_body(request, Bulk, _bulk_from_form)
+async def add_items(request: Request, served: ReadyIndex) -> Response:
+    """Start a bulk addition."""
+    body = await read_body(request, AddItemsRequest, _add_request_from_form)
     settings: Settings = request.app.state.settings
-    items = await request.app.state.work.decode(lambda: [_checked(one, settings) for one in body.items])
+    items = await request.app.state.pools.decode(lambda: [_checked_item(one, settings) for one in body.items])
     job = served.add(items, body.replace)
     location = f"/v1/jobs/{job.id}"
-    return json_answer({"job": job.id, "items": len(items), "location": location}, 202, {"Location": location})
+    return json_response({"job": job.id, "items": len(items), "location": location}, 202, {"Location": location})
 
 
 @router.get(
-    "/v1/items/{id:anything}",
+    "/v1/items/{id:anypath}",
     operation_id="get_item",
     summary="Read an item.",
-    description="What the item holds, and its codes.",
+    description="The content of the item and its codes.",
     responses={
-        200: {"model": ItemAnswer, "description": "The item.", "content": {"application/json": ITEM_ANSWER}},
+        200: {"model": ItemResponse, "description": "The item.", "content": {"application/json": ITEM_RESPONSE}},
         **errors(404, 422, 503),
     },
 )
-async def get_item(request: Request, id: ItemId, served: Ready) -> Response:
-    found = await request.app.state.work.read(lambda: served.index.get_coded(id))
+async def get_item(request: Request, id: ItemId, served: ReadyIndex) -> Response:
+    """An item."""
+    found = await request.app.state.pools.read(lambda: served.index.get_coded(id))
     if found is None:
         raise _no_item(id)
-    return json_answer(shown(found, served.name))
+    return json_response(coded_json(found, served.name))
 
 
 @router.put(
-    "/v1/items/{id:anything}",
+    "/v1/items/{id:anypath}",
     operation_id="put_item",
     summary="Add or replace an item.",
-    description="The answer comes when the item is safe on the disk and can be found.",
+    description="Returns when the item is on the disk and can be found.",
     responses={
-        200: {"model": PutAnswer, "description": "The item was there: it is replaced, or was just so."},
-        201: {"model": PutAnswer, "description": "The item is new."},
+        200: {"model": PutItemResponse, "description": "The item was replaced, or is unchanged."},
+        201: {"model": PutItemResponse, "description": "The item is new."},
         **errors(400, 404, 413, 415, 422, 503),
     },
-    openapi_extra=body_of(Put, PUTS, files=("image",)),
+    openapi_extra=request_body(PutItemRequest, PUT_REQUESTS, files=("image",)),
 )
-async def put_item(request: Request, id: ItemId, served: Ready) -> Response:
-    settings: Settings = request.app.state.settings
-    _check_id(id, settings)
-    body = await read_body(request, Put, _item_from_form)
+async def put_item(request: Request, id: ItemId, served: ReadyIndex) -> Response:
+    """Write an item."""
+    require_limit(request, "max_id", "id", id)
+    if not id.strip():
+        raise HttpProblem(422, "`id` is empty. Give every item an id.", "id")
+    body = await read_body(request, PutItemRequest, _put_request_from_form)
     item = _item(id, body)
-    if isinstance(item.image, bytes):
-        image = item.image
-        await request.app.state.work.decode(lambda: check_image(image, settings.max_pixels))
+    if body.image is not None:
+        image, settings = body.image, request.app.state.settings
+        await request.app.state.pools.decode(lambda: check_image(image, settings.max_pixels))
     status, version = await served.put(item)
     created = status == "created"
-    headers = {"Location": item_address(id, served.name)} if created else None
-    return json_answer({"id": id, "status": status, "version": version}, 201 if created else 200, headers)
+    headers = {"Location": item_url("items", id, served.name)} if created else None
+    return json_response({"id": id, "status": status, "version": version}, 201 if created else 200, headers)
 
 
 @router.delete(
-    "/v1/items/{id:anything}",
+    "/v1/items/{id:anypath}",
     operation_id="delete_item",
     summary="Delete an item.",
-    description="The answer comes when the item is gone from the disk.",
+    description="Returns when the item is deleted on the disk.",
     status_code=204,
-    responses={204: {"description": "The item is gone."}, **errors(404, 422, 503)},
+    responses={204: {"description": "The item is deleted."}, **errors(404, 422, 503)},
 )
-async def delete_item(request: Request, id: ItemId, served: Ready) -> Response:
+async def delete_item(request: Request, id: ItemId, served: ReadyIndex) -> Response:
+    """Delete an item."""
     if not await served.delete(id):
         raise _no_item(id)
     return Response(status_code=204)
 
 
-def _no_item(id: str) -> Problem:
-    return Problem(404, f"There is no item {quoted(id)}. Check the id.", "id")
+def _no_item(id: str) -> HttpProblem:
+    return HttpProblem(404, f"There is no item {quote_name(id)}.", "id")
 
 
-def _check_id(id: str, settings: Settings) -> None:
-    check_most(settings, "max_id", "id", id)
-    if not id.strip():
-        raise Problem(422, "`id` is empty. Give every item an id of its own.", "id")
-
-
-def _item(id: str, body: Put) -> Item:
-    """Raises BadItem if there is nothing in it."""
+def _item(id: str, body: PutItemRequest) -> Item:
+    """The item of a request. Raises BadItem if it has no content."""
     item = Item(id, body.text, body.image, body.metadata)
     item.modality  # noqa: B018
     return item
 
 
-def _checked(body: NewItem, settings: Settings) -> Item | BadItem:
-    """An item whose image, if it has one, is worth decoding."""
+def _checked_item(body: NewItemRequest, settings: Settings) -> Item | BadItem:
+    """The item of a request with a checked image, or the reason why it is refused."""
     try:
         if body.image is not None:
             check_image(body.image, settings.max_pixels)
         return _item(body.id, body)
-    except Problem as problem:
+    except HttpProblem as problem:
         return BadItem(body.id, problem.message)
     except BadItem as error:
         return error
 
 
-def _item_from_form(parts: list[Part]) -> dict[str, Any]:
-    return plain_fields(parts, files=("image",), json=("metadata",))
+def _put_request_from_form(parts: list[FormPart]) -> dict[str, Any]:
+    return form_values(parts, files=("image",), json=("metadata",))
 
 
-def _bulk_from_form(parts: list[Part]) -> dict[str, Any]:
-    """Each file is an item."""
+def _add_request_from_form(parts: list[FormPart]) -> dict[str, Any]:
+    """Every file becomes an item."""
     items = []
     for part in parts:
         if part.name == "files":
             if not part.filename:
-                raise Problem(422, "One of `files` is not a file with a name. Name every file.", "files")
-            data = bytes(part.data)
-            content = {"text": decoded(data, quoted(part.filename), "files")} if is_text(part) else {"image": data}
-            items.append({"id": part.filename, **content})
-    others = plain_fields([part for part in parts if part.name != "files"], values=("replace",))
+                raise HttpProblem(422, "A part of `files` has no file name. Name every file.", "files")
+            text = decode_text(part.data, quote_name(part.filename), "files") if part.is_text_file else None
+            items.append({"id": part.filename, **({"image": part.data} if text is None else {"text": text})})
+    others = form_values([part for part in parts if part.name != "files"], scalars=("replace",))
     if "items" in others:
-        raise Problem(422, "A form has `files`; `items` belong into JSON.", "items")
+        raise HttpProblem(422, "A form sends `files`; `items` is for JSON.", "items")
     return {**others, "items": items}

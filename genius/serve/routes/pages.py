@@ -1,6 +1,6 @@
-"""Pages for people: the search page, the reference of the API, and its description for programs.
+"""Pages: the search page, the API reference, and the OpenAPI description.
 
-All files are read when the module is imported: what a client asks for is looked up, never opened.
+All files are read when the module is imported. Requests look them up by name and never open a file.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ from importlib.resources import files
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from genius.serve.json_answer import json_answer
-from genius.serve.problems import Problem
+from genius.serve.problems import NOT_FOUND, HttpProblem
+from genius.serve.responses import json_response
 
 router = APIRouter(include_in_schema=False)
 
@@ -26,62 +26,71 @@ TYPES = {
 
 
 @dataclass(frozen=True)
-class File:
+class StaticFile:
+    """A file of the page with its content type and ETag."""
+
     data: bytes
-    type: str
+    content_type: str
     tag: str
 
 
-def _read(folder: str) -> dict[str, File]:
+def _read_folder(folder: str) -> dict[str, StaticFile]:
     """The files of a folder of this package, by name."""
     found = {}
     for entry in files("genius.serve").joinpath(folder).iterdir():
         suffix = "." + entry.name.rpartition(".")[2]
-        kind = TYPES.get(suffix) or mimetypes.types_map.get(suffix)
-        if entry.is_file() and kind is not None:
+        content_type = TYPES.get(suffix) or mimetypes.types_map.get(suffix)
+        if entry.is_file() and content_type is not None:
             data = entry.read_bytes()
-            found[entry.name] = File(data, kind, f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"')
+            tag = f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
+            found[entry.name] = StaticFile(data, content_type, tag)
     return found
 
 
-PAGE, REFERENCE = _read("page"), _read("reference")
+PAGE, REFERENCE = _read_folder("page"), _read_folder("reference")
 
 
 @router.get("/")
 async def page(request: Request) -> Response:
-    return _answer(request, PAGE, "index.html")
+    """The search page."""
+    return _respond(request, PAGE, "index.html")
 
 
 @router.get("/page/{name}")
 async def page_file(request: Request, name: str) -> Response:
-    return _answer(request, PAGE, name)
+    """A file of the search page."""
+    return _respond(request, PAGE, name)
 
 
 @router.get("/favicon.ico")
 async def icon(request: Request) -> Response:
-    return _answer(request, PAGE, "icon.svg")
+    """The icon of the page."""
+    return _respond(request, PAGE, "icon.svg")
 
 
 @router.get("/docs")
 async def reference(request: Request) -> Response:
-    return _answer(request, REFERENCE, "index.html")
+    """The API reference."""
+    return _respond(request, REFERENCE, "index.html")
 
 
 @router.get("/docs/{name}")
 async def reference_file(request: Request, name: str) -> Response:
-    return _answer(request, REFERENCE, name)
+    """A file of the API reference."""
+    return _respond(request, REFERENCE, name)
 
 
 @router.get("/openapi.json")
 async def description(request: Request) -> Response:
-    return json_answer(request.app.openapi())
+    """The OpenAPI description."""
+    return json_response(request.app.openapi())
 
 
-def _answer(request: Request, found: dict[str, File], name: str) -> Response:
-    file = found.get(name)
+def _respond(request: Request, folder: dict[str, StaticFile], name: str) -> Response:
+    file = folder.get(name)
     if file is None:
-        raise Problem(404, "There is nothing at this address. /docs lists what there is.")
-    headers = {"ETag": file.tag, "Cache-Control": "no-cache", "Content-Type": file.type}
+        raise HttpProblem(404, NOT_FOUND)
+    headers = {"ETag": file.tag, "Cache-Control": "no-cache", "Content-Type": file.content_type}
     if file.tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(file.data, headers=headers)

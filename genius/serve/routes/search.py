@@ -1,4 +1,4 @@
-"""Searching: one question, or several at once."""
+"""Search: one query, or several at once."""
 
 from typing import Any
 
@@ -7,15 +7,18 @@ from starlette.responses import Response
 
 from genius.data.items import Query
 from genius.errors import BadItem, GeniusError
-from genius.serve.bodies import Part, plain_fields, read_body
-from genius.serve.description import body_of
-from genius.serve.examples import BATCHES, SEARCH_ANSWER, SEARCHES
+from genius.search.options import SearchOptions
+from genius.serve.batching import ServedResult
+from genius.serve.bodies import FormPart, form_values, read_body
+from genius.serve.examples import BATCH_REQUESTS, SEARCH_REQUESTS, SEARCH_RESPONSE
 from genius.serve.images import check_image, image_bytes
-from genius.serve.json_answer import as_json, json_answer, json_bytes
-from genius.serve.problems import Problem, problem_of, quoted
-from genius.serve.routes.access import Ready, errors, image_url, unless_gone
-from genius.serve.schemas import Search, SearchAnswer, SearchBatch, SearchBatchAnswer
-from genius.serve.served import Busy, How, Reply, Served, TooLate
+from genius.serve.limits import QueryExpired, ServiceBusy
+from genius.serve.openapi import request_body
+from genius.serve.problems import HttpProblem, problem_from, quote_name
+from genius.serve.responses import encode_json, json_response
+from genius.serve.routes.dependencies import ReadyIndex, cancel_on_disconnect, errors, item_json
+from genius.serve.schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse
+from genius.serve.served import ServedIndex
 
 router = APIRouter(tags=["search"])
 
@@ -23,130 +26,122 @@ router = APIRouter(tags=["search"])
 @router.post(
     "/v1/search",
     operation_id="search",
-    summary="Search with words, an image, both, or an item.",
-    description="The best items for a question, best first. Give at least one of `text`, `image` and `like`; `image` "
-    "and `like` exclude each other. As JSON the image is Base64; as a form it is a file.",
+    summary="Search with text, an image, both, or an item.",
+    description="The best items for a query, best first. Give at least one of `text`, `image` and `like`, but not both "
+    "`image` and `like`. In JSON, the image is Base64; in a form, it is a file.",
     responses={
-        200: {"model": SearchAnswer, "description": "Hits.", "content": {"application/json": SEARCH_ANSWER}},
+        200: {"model": SearchResponse, "description": "Hits.", "content": {"application/json": SEARCH_RESPONSE}},
         **errors(400, 404, 413, 415, 422, 503),
     },
-    openapi_extra=body_of(Search, SEARCHES, files=("image",)),
+    openapi_extra=request_body(SearchRequest, SEARCH_REQUESTS, files=("image",)),
 )
-async def search(request: Request, served: Ready) -> Response:
-    body = await read_body(request, Search, _from_form)
+async def search(request: Request, served: ReadyIndex) -> Response:
+    """Answer one query."""
+    body = await read_body(request, SearchRequest, _search_from_form)
     query = await _query(request, served, body)
-    reply = await unless_gone(request, served.search(query, _how(body)))
-    return json_answer(_shown(reply, served, body.explain))
+    result = await cancel_on_disconnect(request, served.search(query, _options(body)))
+    return json_response(_result_json(result, served, body.explain))
 
 
 @router.post(
     "/v1/search/batch",
     operation_id="search_batch",
-    summary="Ask several questions at once.",
-    description="Each question may have its own settings. They are answered in the order in which they were asked; "
-    "one wrong question refuses them all.",
-    responses={200: {"model": SearchBatchAnswer, "description": "Answers."}, **errors(400, 404, 413, 415, 422, 503)},
-    openapi_extra=body_of(SearchBatch, BATCHES),
+    summary="Search with several queries at once.",
+    description="Each query may have its own options. Results come in the order of the queries. One invalid query "
+    "refuses the whole batch.",
+    responses={200: {"model": SearchBatchResponse, "description": "Results."}, **errors(400, 404, 413, 415, 422, 503)},
+    openapi_extra=request_body(SearchBatchRequest, BATCH_REQUESTS),
 )
-async def search_batch(request: Request, served: Ready) -> Response:
-    body = await read_body(request, SearchBatch, _batch_from_form)
+async def search_batch(request: Request, served: ReadyIndex) -> Response:
+    """Answer several queries."""
+    body = await read_body(request, SearchBatchRequest, lambda parts: form_values(parts, json=("queries",)))
     queries = []
     for place, one in enumerate(body.queries):
         try:
-            queries.append((await _query(request, served, one), _how(one)))
+            queries.append((await _query(request, served, one), _options(one)))
         except GeniusError as error:
-            raise problem_of(error).under(f"queries.{place}") from error
-        except Problem as problem:
-            raise problem.under(f"queries.{place}") from problem
-    replies = await unless_gone(request, served.search_many(queries))
-    for place, reply in enumerate(replies):
-        if isinstance(reply, Busy | TooLate):
-            raise reply
-        if isinstance(reply, GeniusError):
-            raise problem_of(reply).under(f"queries.{place}") from reply
-    return await request.app.state.work.read(lambda: _all_shown(body, replies, served))
+            raise problem_from(error).within(f"queries.{place}") from error
+        except HttpProblem as problem:
+            raise problem.within(f"queries.{place}") from problem
+    results = await cancel_on_disconnect(request, served.search_many(queries))
+    for place, result in enumerate(results):
+        if isinstance(result, ServiceBusy | QueryExpired):
+            raise result
+        if isinstance(result, GeniusError):
+            raise problem_from(result).within(f"queries.{place}") from result
+    return await request.app.state.pools.read(lambda: _batch_response(body, results, served))
 
 
-def _from_form(parts: list[Part]) -> dict[str, Any]:
-    values = ("k", "beam", "budget", "explain")
-    return plain_fields(parts, files=("image",), lists=("ids",), values=values)
+def _search_from_form(parts: list[FormPart]) -> dict[str, Any]:
+    return form_values(parts, files=("image",), lists=("ids",), scalars=("k", "beam", "budget", "explain"))
 
 
-def _batch_from_form(parts: list[Part]) -> dict[str, Any]:
-    """The one field of the form holds the list as JSON."""
-    return plain_fields(parts, json=("queries",))
-
-
-def _how(body: Search) -> How:
+def _options(body: SearchRequest) -> SearchOptions:
     ids = None if body.ids is None else frozenset(body.ids)
-    return How(body.k, body.mode, body.beam, body.budget, ids, body.where)
+    return SearchOptions(k=body.k, mode=body.mode, beam=body.beam, budget=body.budget, where=body.where, ids=ids)
 
 
-async def _query(request: Request, served: Served, body: Search) -> Query:
+async def _query(request: Request, served: ServedIndex, body: SearchRequest) -> Query:
     if body.image is not None and body.like is not None:
-        raise Problem(400, "`image` and `like` are both given. Search with one of them.", "like")
+        raise HttpProblem(400, "`image` and `like` are both given. Search with one of them.", "like")
     if body.like is not None:
-        return await _like(request, served, body)
+        return await _query_like(request, served, body, body.like)
     if body.image is not None:
         image, settings = body.image, request.app.state.settings
-        await request.app.state.work.decode(lambda: check_image(image, settings.max_pixels))
+        await request.app.state.pools.decode(lambda: check_image(image, settings.max_pixels))
     elif not (body.text or "").strip():
-        raise Problem(422, "There is nothing to search with. Give at least one of `text`, `image` and `like`.", "text")
+        raise HttpProblem(422, "The query is empty. Give at least one of `text`, `image` and `like`.", "text")
     return Query(body.text, body.image, body.instruction, body.target)
 
 
-async def _like(request: Request, served: Served, body: Search) -> Query:
-    """A question made of what an item holds."""
-    id = body.like or ""
-    item = await request.app.state.work.read(lambda: served.index.get(id))
+async def _query_like(request: Request, served: ServedIndex, body: SearchRequest, id: str) -> Query:
+    """A query with the content of an item."""
+    pools = request.app.state.pools
+    item = await pools.read(lambda: served.index.get(id))
     if item is None:
-        raise Problem(404, f"There is no item {quoted(id)} to search with. Check the id.", "like")
-    image = None
-    if item.image is not None:
-        image = await request.app.state.work.read(lambda: image_bytes(item, "like"))
+        raise HttpProblem(404, f"There is no item {quote_name(id)} to search with.", "like")
+    image = None if item.image is None else await pools.read(lambda: image_bytes(item, "like"))
     words = (body.text or "").strip()
     text = words if words and image is not None else f"{item.text or ''} {words}".strip()
     try:
         return Query(text, image, body.instruction, body.target)
     except BadItem as error:
-        raise Problem(422, f"The item {quoted(id)} has neither text nor an image to search with.", "like") from error
+        raise HttpProblem(422, f"The item {quote_name(id)} has neither text nor an image.", "like") from error
 
 
-def _shown(reply: Reply, served: Served, explain: bool) -> dict[str, Any]:
+def _result_json(result: ServedResult, served: ServedIndex, explain: bool) -> dict[str, Any]:
     hits = [
-        {
-            "id": hit.id,
-            "score": hit.score,
-            "modality": hit.modality.label,
-            "codes": list(hit.codes),
-            "text": hit.item.text,
-            "metadata": hit.item.metadata,
-            "image_url": image_url(hit.item, served.name),
-        }
-        for hit in reply.hits
+        {**item_json(hit.item, hit.modality, served.name), "codes": list(hit.codes), "score": hit.score}
+        for hit in result.hits
     ]
     return {
         "index": served.name,
-        "version": reply.version,
-        "items": reply.items,
+        "version": result.version,
+        "items": result.items,
         "hits": hits,
-        "seconds": {stage: round(seconds, 6) for stage, seconds in reply.seconds.items()},
-        "batch": reply.batch,
-        "candidates": reply.candidates,
-        "tree": _tree(reply, served) if explain else None,
+        "seconds": {stage: round(seconds, 6) for stage, seconds in result.seconds.items()},
+        "batch": result.batch,
+        "candidates": result.candidates,
+        "tree": _tree_json(result, served) if explain else None,
     }
 
 
-def _all_shown(body: SearchBatch, replies: list[Reply | GeniusError], served: Served) -> Response:
-    """One after the other, so that other threads get their turn."""
-    pairs = zip(body.queries, replies, strict=True)
-    answers = [as_json(_shown(reply, served, one.explain)) for one, reply in pairs if isinstance(reply, Reply)]
-    return json_bytes(b'{"answers":[' + b",".join(answers) + b"]}")
+def _batch_response(
+    body: SearchBatchRequest, results: list[ServedResult | GeniusError], served: ServedIndex
+) -> Response:
+    """Encode the results one by one, so that other threads get their turn."""
+    pairs = zip(body.queries, results, strict=True)
+    encoded = [
+        encode_json(_result_json(result, served, one.explain))
+        for one, result in pairs
+        if isinstance(result, ServedResult)
+    ]
+    return json_response(b'{"answers":[' + b",".join(encoded) + b"]}")
 
 
-def _tree(reply: Reply, served: Served) -> dict[str, Any]:
+def _tree_json(result: ServedResult, served: ServedIndex) -> dict[str, Any]:
     sizes = list(served.index.header.sizes)
     branches = [
-        {"codes": list(branch.codes), "logprob": branch.logprob, "items": branch.items} for branch in reply.branches
+        {"codes": list(branch.codes), "logprob": branch.logprob, "items": branch.items} for branch in result.branches
     ]
     return {"levels": len(sizes), "sizes": sizes, "branches": branches}
