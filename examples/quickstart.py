@@ -1,6 +1,6 @@
 """Draw a few images, index them with some texts, and search with words, with an image, and with both.
 
-Run it with `python examples/quickstart.py`. It needs nothing but the package, and leaves nothing behind.
+Run it with `python examples/quickstart.py`. It needs only the package and deletes its files afterwards.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ COLOURS = ("red", "green", "blue")
 
 
 def draw(shape: str, colour: str, path: Path) -> Path:
-    """One shape on white."""
+    """Draw one shape on white."""
     image = Image.new("RGB", (224, 224), "white")
     pen = ImageDraw.Draw(image)
     if shape == "circle":
@@ -30,21 +30,23 @@ def draw(shape: str, colour: str, path: Path) -> Path:
 
 def make_items(folder: Path) -> list[Item]:
     """Nine images, nine texts, and three images with their texts."""
-    kinds = [(colour, shape) for colour in COLOURS for shape in SHAPES]
-    images = {kind: draw(kind[1], kind[0], folder / f"{kind[0]}-{kind[1]}.png") for kind in kinds}
+    pairs = [(colour, shape) for colour in COLOURS for shape in SHAPES]
+    images = {(c, s): draw(s, c, folder / f"{c}-{s}.png") for c, s in pairs}
     items = [Item(path.stem, image=path, metadata={"colour": c}) for (c, _), path in images.items()]
-    items += [Item(f"text of {c} {s}", text=f"A {c} {s} on a white background.") for c, s in kinds]
+    items += [Item(f"text of {c} {s}", text=f"A {c} {s} on a white background.") for c, s in pairs]
     items += [Item(f"card of {s}", text=f"A red {s}", image=images["red", s]) for s in SHAPES]
     return items
 
 
-def show(question: str, hits: list[Hit]) -> None:
-    print(f"\n{question}")
+def show(title: str, hits: list[Hit]) -> None:
+    """Print the hits of one query."""
+    print(f"\n{title}")
     for hit in hits:
         print(f"  {hit.score:.3f}  {hit.modality.label:<10}  {hit.id:<24}  codes {' '.join(map(str, hit.codes))}")
 
 
 def main() -> None:
+    """Build the index, search it, change it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         index = Index.create(folder / "shapes.genius", Genius.from_pretrained("mini"))
@@ -52,12 +54,15 @@ def main() -> None:
         print(f"{report.added} items added, {len(report.bad)} bad.")
 
         circle = folder / "red-circle.png"
-        show("An image for words", index.search(Query(text="a blue triangle", target="image"), k=3))
-        show("A text for an image", index.search(Query(image=circle, target=Modality.TEXT), k=3))
-        show("An image for an image and words", index.search(Query("the same in green", circle, target="image"), k=3))
-        show("Anything, as told", index.search(Query("square", instruction="Find a picture with its text."), k=3))
+        show("Text to image", index.search(Query(text="a blue triangle", target="image"), k=3))
+        show("Image to text", index.search(Query(image=circle, target=Modality.TEXT), k=3))
+        show("Image and text to image", index.search(Query("the same in green", circle, target="image"), k=3))
+        show(
+            "An instruction with a modality",
+            index.search(Query("square", instruction="Find a picture with its text."), k=3),
+        )
 
-        # The three modes, and many queries in one call: a list of queries gives a list of lists.
+        # The three modes. A list of queries returns a list of lists of hits.
         queries = [Query(text=f"a {colour} square", target="image") for colour in COLOURS]
         for mode in ("generate", "rerank", "fast"):
             best = [hits[0].id for hits in index.search(queries, k=1, mode=mode)]
@@ -67,7 +72,7 @@ def main() -> None:
         index.delete(["blue-square", "green-square"])
         changed = index.get("red-circle")
         assert changed is not None
-        print(f"\nAfter changes: {len(index)} items; red-circle is now of the kind {changed.modality.label!r}.")
+        print(f"\nAfter changes: {len(index)} items; red-circle now has the modality {changed.modality.label!r}.")
 
 
 if __name__ == "__main__":

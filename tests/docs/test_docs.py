@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import genius
 from genius.train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +46,8 @@ def as_toml(value: object) -> str:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_example_configurations_are_read(path: Path) -> None:
     assert TrainConfig.read(path) != TrainConfig()
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {genius.__version__}\n" in citation
