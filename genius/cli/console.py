@@ -1,4 +1,4 @@
-"""What all commands share: how they print, and the arguments that several of them take."""
+"""What the commands share: printing, help texts, and the arguments that several of them take."""
 
 import json
 import os
@@ -13,64 +13,86 @@ from rich.text import Text
 from genius.errors import BadData, BadIndex, GeniusError
 
 SOME_BAD = 2
-"""Exit status of a command that did its work, but not for all items."""
+"""Exit status of a command that succeeded for some items only."""
 SHOWN = 20
-"""Rows of a list of complaints."""
+"""Maximum number of lines in a list of errors."""
 NICENESS = 5
-"""Of work that can wait, where systems know such a thing: searches beside it are answered first."""
+"""Priority of long commands on Unix: concurrent searches go first."""
 
+FILTER = "SQL over id, text, modality and metadata fields; genius index info lists the fields."
+MODEL = "Name of the bundled model, a model folder, or OWNER/NAME on the Hugging Face hub."
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs instead of a table.")]
+ModelName = Annotated[str, typer.Option("--model", help=MODEL)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 AtVersion = Annotated[
     int | None,
     typer.Option(
         "--version",
         metavar="N",
-        help="Look at this older state of the index; genius index versions lists them.",
+        help="Read an older version of the index; genius index versions lists them.",
         show_default=False,
     ),
 ]
 IdsFrom = Annotated[
-    Path | None,
-    typer.Option("--ids-from", metavar="FILE", help="A text file with an id a line.", show_default=False),
+    Path | None, typer.Option("--ids-from", metavar="FILE", help="Text file with one id per line.", show_default=False)
 ]
-CONDITION = "SQL over id, text, modality and the metadata fields that genius index info lists."
-Where = Annotated[
-    str | None, typer.Option(help=f"Only items that satisfy this condition: {CONDITION}", show_default=False)
-]
+Where = Annotated[str | None, typer.Option(help=f"Only items that match this filter: {FILTER}", show_default=False)]
+
+
+def examples(*commands: str, notes: str = "") -> str:
+    """The end of a help text: example commands, then notes."""
+    return "\n\n".join([*(f"Example: [bold]{command}[/bold]" for command in commands), *filter(None, [notes])])
 
 
 def stdout() -> Console:
+    """A console on standard output."""
     return Console(highlight=False)
 
 
 def say(sentence: str) -> None:
+    """Prints a sentence."""
     stdout().print(Text(sentence), soft_wrap=True)
 
 
 def busy(sentence: str) -> Status:
-    """While it is entered, a terminal shows that something is being done; nothing is left of it."""
+    """A context manager that shows a spinner on a terminal and leaves no trace."""
     return Console(stderr=True, highlight=False).status(Text(sentence))
 
 
 def complain(sentence: str) -> None:
+    """Prints a sentence in red on standard error."""
     Console(stderr=True, highlight=False).print(Text(sentence, style="red"), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
+    """Prints a value as indented JSON."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
 
 
+def split_names(names: str) -> list[str]:
+    """'a, b' -> ['a', 'b']."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
 def read_ids(file: Path) -> list[str]:
-    """The lines of a file."""
+    """The lines of a file, without empty ones.
+
+    Raises:
+        BadData: The file cannot be read as UTF-8.
+    """
     try:
         return [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
     except (OSError, UnicodeError) as error:
-        raise BadData(f"{file} cannot be read ({error}). Give a text file in UTF-8 with an id a line.") from error
+        raise BadData(f"{file} cannot be read ({error}). Give a text file in UTF-8 with one id per line.") from error
 
 
 def named_indexes(given: list[str]) -> dict[str, Path]:
-    """The folders by their names: NAME=INDEX, or INDEX alone, which is called as its folder without the ending."""
+    """Name -> folder of each NAME=INDEX or INDEX. An INDEX alone is named after its folder, without the suffix.
+
+    Raises:
+        GeniusError: An argument has neither form, or two indexes have the same name.
+        BadIndex: A folder is not an index.
+    """
     paths: dict[str, Path] = {}
     for one in given:
         name, equals, folder = one.partition("=")
@@ -79,14 +101,14 @@ def named_indexes(given: list[str]) -> dict[str, Path]:
         if not name or not folder:
             raise GeniusError(f"{one!r} is neither INDEX nor NAME=INDEX.")
         if name in paths:
-            raise GeniusError(f"Two indexes are called {name!r}. Give one of them another name: NAME={folder}")
+            raise GeniusError(f"Two indexes have the name {name!r}. Give one of them another name: NAME={folder}")
         if not (Path(folder) / "items.lance").is_dir():
-            raise BadIndex(f"{folder} is not an index. Make one with: genius index create {folder} SOURCE")
+            raise BadIndex(f"{folder} is not an index. Create one with: genius index create {folder} SOURCE")
         paths[name] = Path(folder)
     return paths
 
 
-def make_way() -> None:
-    """Lets other programs go first from now on: for commands that work long."""
+def lower_priority() -> None:
+    """Lets other processes run first, for commands that take long."""
     if hasattr(os, "setpriority"):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

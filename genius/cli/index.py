@@ -1,7 +1,6 @@
-"""The `genius index ...` commands: make an index, change it, look into it, keep it in order."""
+"""The commands `genius index ...`."""
 
 import itertools
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,21 +16,25 @@ from rich.table import Table
 from rich.text import Text
 
 from genius.cli.console import (
-    CONDITION,
+    FILTER,
+    MODEL,
     SHOWN,
     SOME_BAD,
     AsJson,
     AtVersion,
     IdsFrom,
     IndexPath,
+    ModelName,
     Where,
     complain,
-    make_way,
+    examples,
+    lower_priority,
     print_json,
     read_ids,
     say,
     stdout,
 )
+from genius.cli.items import show_items
 from genius.errors import BadData, BadItem
 
 if TYPE_CHECKING:
@@ -40,40 +43,42 @@ if TYPE_CHECKING:
     from genius.index.verify import Problem
 
 index_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Make an index, change it, look into it, keep it in order."
+    no_args_is_help=True, rich_markup_mode="rich", help="Create, change, inspect and maintain an index."
 )
 
 SOURCE = typer.Argument(
     metavar="SOURCE",
-    help="Folders of images (captions in .txt or .json files beside them); CSV, JSONL or Parquet files; M-BEIR "
+    help="Folders of images (with captions in .txt or .json files beside them), CSV, JSONL or Parquet files, or M-BEIR "
     "candidate pools.",
     show_default=False,
 )
-MODEL = "The bundled model's name, or a model folder."
-BAD_ITEMS = "Exit status 2: some items were bad; they are listed, the good ones are in the index."
-RESUME = "Interrupted? The same command goes on where it stopped: what is in the index is not encoded again."
+BAD_ITEMS = "Exit status 2: some items were bad. They are listed; the other items are in the index."
+RESUME = "Interrupted? Run the same command again: items that are in the index are not encoded again."
 
 
-# Changing
+# Changing an index
 
 
 @index_app.command(
     "create",
-    epilog="Example: [bold]genius index create photos.genius ~/Images[/bold]\n\n"
-    "Example: [bold]genius index create news.genius articles.jsonl --codes-only[/bold]\n\n" + BAD_ITEMS,
+    epilog=examples(
+        "genius index create photos.genius ~/Images",
+        "genius index create news.genius articles.jsonl --codes-only",
+        notes=BAD_ITEMS,
+    ),
 )
 def index_create(
     path: IndexPath,
     sources: Annotated[list[Path] | None, SOURCE] = None,
-    model: Annotated[str, typer.Option(help=MODEL)] = "mini",
+    model: ModelName = "mini",
     codes_only: Annotated[
-        bool, typer.Option("--codes-only", help="Keep no embeddings: smallest index, coarser re-ranking.")
+        bool, typer.Option("--codes-only", help="Store no embeddings: smallest index, coarser ranking.")
     ] = False,
     store_images: Annotated[
-        bool, typer.Option("--store-images", help="Keep copies of the images instead of their paths alone.")
+        bool, typer.Option("--store-images", help="Store copies of the images, not only their paths.")
     ] = False,
 ) -> None:
-    """Make a new index, and add the items of SOURCE to it, if given."""
+    """Create an index and add the items of SOURCE."""
     from genius.index.index import Index
     from genius.model.genius import Genius
 
@@ -86,32 +91,32 @@ def index_create(
 
 @index_app.command(
     "add",
-    epilog=f"Example: [bold]genius index add photos.genius more/ captions.csv[/bold]\n\n{RESUME}\n\n{BAD_ITEMS}",
+    epilog=examples("genius index add photos.genius more/ captions.csv", notes=f"{RESUME}\n\n{BAD_ITEMS}"),
 )
 def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
-    """Add new items to an index. Those that are in it already, just so, are passed over."""
+    """Add new items to an index. Unchanged items are skipped; a changed item needs upsert."""
     from genius.index.index import Index
 
-    make_way()
+    lower_priority()
     items = _read(sources)
     _add(Index.open(path), items, replace=False)
 
 
 @index_app.command(
     "upsert",
-    epilog=f"Example: [bold]genius index upsert photos.genius captions.csv[/bold]\n\n{RESUME}\n\n{BAD_ITEMS}",
+    epilog=examples("genius index upsert photos.genius captions.csv", notes=f"{RESUME}\n\n{BAD_ITEMS}"),
 )
 def index_upsert(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
-    """Add items to an index; one whose id is taken replaces the one that has it. Only what changed is encoded."""
+    """Add items to an index and replace those with the same id. Unchanged items are skipped."""
     from genius.index.index import Index
 
-    make_way()
+    lower_priority()
     items = _read(sources)
     _add(Index.open(path), items, replace=True)
 
 
 def _read(sources: list[Path]) -> Iterator["Item | BadItem"]:
-    """The items of all sources; a source that cannot be read at all is found before anything is written."""
+    """The items of all sources. A source that does not exist raises before anything is written."""
     from genius.data.readers import read_items
 
     return itertools.chain.from_iterable([read_items(source) for source in sources])
@@ -122,7 +127,7 @@ def _add(index: "Index", items: Iterator["Item | BadItem"], replace: bool) -> No
     try:
         report = (index.upsert if replace else index.add)(items, progress=True)
     except KeyboardInterrupt:
-        complain(f"Interrupted. {len(index):,} items are safe in {index.path}; the same command adds the others.")
+        complain(f"Interrupted. {len(index):,} items are safe in {index.path}; the same command adds the rest.")
         raise typer.Exit(130) from None
     _report(index, report, "added", time.perf_counter() - start)
 
@@ -143,7 +148,7 @@ def _show_bad(bad: list[BadItem], what: str) -> None:
         return
     table = Table(title=f"{len(bad)} bad items, {what}", title_style="red", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("item", overflow="fold")
-    table.add_column("what is wrong", overflow="fold")
+    table.add_column("reason", overflow="fold")
     for error in bad[:SHOWN]:
         table.add_row(Text(error.id), Text(error.reason))
     if len(bad) > SHOWN:
@@ -153,9 +158,11 @@ def _show_bad(bad: list[BadItem], what: str) -> None:
 
 @index_app.command(
     "delete",
-    epilog="Example: [bold]genius index delete photos.genius cat.jpg dog.jpg[/bold]\n\n"
-    "Example: [bold]genius index delete photos.genius --ids-from gone.txt[/bold]\n\n"
-    "Exit status 2: some ids were not in the index; the others are deleted.",
+    epilog=examples(
+        "genius index delete photos.genius cat.jpg dog.jpg",
+        "genius index delete photos.genius --ids-from gone.txt",
+        notes="Exit status 2: some ids are not in the index. The other items are deleted.",
+    ),
 )
 def index_delete(
     path: IndexPath,
@@ -164,15 +171,15 @@ def index_delete(
     ] = None,
     ids_from: IdsFrom = None,
 ) -> None:
-    """Delete items from an index. The image files themselves are not touched."""
+    """Delete items from an index. Image files outside the index are not touched."""
     from genius.index.index import Index
 
-    wanted = [*(ids or []), *([] if ids_from is None else read_ids(ids_from))]
-    if not wanted:
-        raise BadData("There is nothing to delete: no id was given. Name some, or a file of them with --ids-from.")
+    chosen = [*(ids or []), *([] if ids_from is None else read_ids(ids_from))]
+    if not chosen:
+        raise BadData("There is nothing to delete: no id was given. Give ids, or a file of ids with --ids-from.")
     index = Index.open(path)
-    missing = [id for id, item in zip(wanted, index.get(wanted), strict=True) if item is None]
-    count = index.delete(wanted)
+    missing = [id for id, item in zip(chosen, index.get(chosen), strict=True) if item is None]
+    count = index.delete(chosen)
     say(f"{count:,} deleted; {path} now holds {len(index):,} items.")
     _name_missing(missing)
 
@@ -186,13 +193,15 @@ def _name_missing(missing: Sequence[str]) -> None:
         raise typer.Exit(SOME_BAD)
 
 
-# Looking
+# Reading an index
 
 
 @index_app.command(
     "get",
-    epilog="Example: [bold]genius index get photos.genius cat.jpg[/bold]\n\n"
-    "Exit status 2: some ids were not in the index; the other items are shown.",
+    epilog=examples(
+        "genius index get photos.genius cat.jpg",
+        notes="Exit status 2: some ids are not in the index. The other items are shown.",
+    ),
 )
 def index_get(
     path: IndexPath,
@@ -204,74 +213,41 @@ def index_get(
     from genius.index.index import Index
 
     items = Index.open(path, version=version).get(ids)
-    _show_items([item for item in items if item is not None], as_json)
+    show_items([item for item in items if item is not None], as_json)
     _name_missing([id for id, item in zip(ids, items, strict=True) if item is None])
 
 
 @index_app.command(
     "filter",
-    epilog="Example: [bold]genius index filter photos.genius \"lang = 'en' AND year >= 2000\" --limit 5[/bold]",
+    epilog=examples("genius index filter photos.genius \"lang = 'en' AND year >= 2000\" --limit 5"),
 )
 def index_filter(
     path: IndexPath,
-    where: Annotated[str, typer.Argument(metavar="CONDITION", help=CONDITION, show_default=False)],
-    limit: Annotated[int, typer.Option(help="At most so many items.")] = 100,
+    where: Annotated[str, typer.Argument(metavar="WHERE", help=FILTER, show_default=False)],
+    limit: Annotated[int, typer.Option(help="Maximum number of items.")] = 100,
     version: AtVersion = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the items that satisfy a condition."""
+    """Show the items that match a filter."""
     from genius.index.index import Index
 
-    _show_items(Index.open(path, version=version).filter(where, limit), as_json)
-
-
-def _show_items(items: "list[Item]", as_json: bool) -> None:
-    records = [_as_dict(item) for item in items]
-    if as_json:
-        print_json(records)
-        return
-    if not records:
-        say("There are no such items.")
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("id", overflow="fold", style="bold", min_width=12)
-    table.add_column("kind", no_wrap=True)
-    table.add_column("text", min_width=20)
-    table.add_column("image", overflow="fold")
-    table.add_column("metadata", overflow="fold")
-    for item, record in zip(items, records, strict=True):
-        image = "kept in the index" if isinstance(item.image, bytes) else record["image"] or ""
-        about = ", ".join(f"{name}: {value}" for name, value in item.metadata.items())
-        text = textwrap.shorten(item.text or "", 200, placeholder=" ...")
-        table.add_row(Text(item.id), record["modality"] or "vector", Text(text), Text(image), Text(about))
-    stdout().print(table)
-
-
-def _as_dict(item: "Item") -> dict[str, Any]:
-    """An item as JSON. An image that the index keeps has no path; an item added as a vector has no kind."""
-    return {
-        "id": item.id,
-        "modality": None if item.text is None and item.image is None else item.modality.label,
-        "text": item.text,
-        "image": None if item.image is None or isinstance(item.image, bytes) else str(item.image),
-        "metadata": item.metadata,
-    }
+    show_items(Index.open(path, version=version).filter(where, limit), as_json)
 
 
 @index_app.command(
     "count",
-    epilog="Example: [bold]genius index count photos.genius --where \"lang = 'en' AND year >= 2000\"[/bold]",
+    epilog=examples("genius index count photos.genius --where \"lang = 'en' AND year >= 2000\""),
 )
 def index_count(path: IndexPath, where: Where = None, version: AtVersion = None) -> None:
-    """Count the items of an index, or those that satisfy a condition."""
+    """Count the items of an index, or those that match a filter."""
     from genius.index.index import Index
 
     typer.echo(Index.open(path, version=version).count(where))
 
 
-@index_app.command("info", epilog="Example: [bold]genius index info photos.genius --json[/bold]")
+@index_app.command("info", epilog=examples("genius index info photos.genius --json"))
 def index_info(path: IndexPath, version: AtVersion = None, as_json: AsJson = False) -> None:
-    """Show what an index holds and which model made it."""
+    """Show the size, metadata fields and model of an index."""
     from genius.index.index import Index
 
     info = asdict(Index.open(path, version=version).info())
@@ -300,11 +276,10 @@ def _in_words(value: Any) -> str:
 
 @index_app.command(
     "versions",
-    epilog="Example: [bold]genius index versions photos.genius[/bold], then "
-    '[bold]genius search photos.genius "a cat" --version 7[/bold]',
+    epilog=examples("genius index versions photos.genius", 'genius search photos.genius "a cat" --version 7'),
 )
 def index_versions(path: IndexPath, as_json: AsJson = False) -> None:
-    """List the older states of an index that can still be looked at. genius index compact removes them."""
+    """List the versions of an index that can still be read. genius index compact removes old ones."""
     from genius.index.index import Index
 
     versions = Index.open(path).versions()
@@ -319,25 +294,27 @@ def index_versions(path: IndexPath, as_json: AsJson = False) -> None:
     stdout().print(table)
 
 
-# Keeping in order
+# Maintaining an index
 
 
 @index_app.command(
     "verify",
-    epilog="Example: [bold]genius index verify photos.genius --deep[/bold]\n\n"
-    "Exit status 1: problems were found; they are listed, with the commands that mend them.",
+    epilog=examples(
+        "genius index verify photos.genius --deep",
+        notes="Exit status 1: problems were found. They are listed with the commands that repair them.",
+    ),
 )
 def index_verify(
     path: IndexPath,
     sample: Annotated[
-        int, typer.Option(help="Encode so many items anew, drawn at random, to see whether their codes are right.")
+        int, typer.Option(metavar="N", help="Encode N random items again and compare their codes.")
     ] = 100,
-    deep: Annotated[bool, typer.Option("--deep", help="Encode all items anew, and compare all images.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Encode all items again and compare all images.")] = False,
     drop_damaged: Annotated[
         bool,
         typer.Option(
             "--drop-damaged",
-            help="First take out the items that lie in files which cannot be read, so that the rest works again.",
+            help="First remove the items in unreadable files, so that the rest of the index works again.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -350,7 +327,7 @@ def index_verify(
     if drop_damaged:
         dropped = verify.drop_damaged(index)
         if not as_json:
-            say(f"{dropped:,} items were taken out of {path}. Add them again from where they came from.")
+            say(f"{dropped:,} items were removed from {path}. Add them again from their source.")
     problems = verify.find_problems(index, sample, deep, progress=True)
     if as_json:
         found = [asdict(problem) for problem in problems]
@@ -373,10 +350,10 @@ def _show_problems(index: "Index", problems: "Iterator[Problem]") -> None:
         complain(problem.message if problem.id is None else f"{problem.id}: {problem.message}")
     for kind, count in counts.items():
         if count > SHOWN:
-            complain(f"... and {count - SHOWN:,} more of the kind {kind}; --json lists them all.")
+            complain(f"... and {count - SHOWN:,} more {kind} problems; --json lists them all.")
     listed = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
     complain(f"{counts.total():,} {'problem' if counts.total() == 1 else 'problems'}: {listed}.")
-    complain("What mends them:")
+    complain("To repair:")
     for repair in list(dict.fromkeys(problem.repair for problem in shown))[:SHOWN]:
         complain(f"  {repair}")
     raise typer.Exit(1)
@@ -384,36 +361,40 @@ def _show_problems(index: "Index", problems: "Iterator[Problem]") -> None:
 
 @index_app.command(
     "reindex",
-    epilog="Example: [bold]genius index reindex photos.genius --model my-model[/bold]\n\n"
-    "Others can search the index all the while; they see the new state when it is whole.",
+    epilog=examples(
+        "genius index reindex photos.genius --model my-model",
+        notes="The index can be searched meanwhile. Readers see the new version when it is complete.",
+    ),
 )
 def index_reindex(
     path: IndexPath,
     model: Annotated[
-        str | None, typer.Option(help=f"{MODEL} Without it, the one that made the index.", show_default=False)
+        str | None, typer.Option(help=f"{MODEL} Default: the model of the index.", show_default=False)
     ] = None,
 ) -> None:
-    """Encode all items anew from their texts and images: to mend an index, or to change its model."""
+    """Encode all items again from their texts and images, to repair an index or to change its model."""
     from genius.index.index import Index
     from genius.model.genius import Genius
 
-    make_way()
+    lower_priority()
     index = Index.open(path)
     start = time.perf_counter()
     report = index.reindex(None if model is None else Genius.from_pretrained(model), progress=True)
-    _report(index, report, "encoded anew", time.perf_counter() - start)
+    _report(index, report, "encoded again", time.perf_counter() - start)
 
 
 @index_app.command(
     "compact",
-    epilog="Example: [bold]genius index compact photos.genius --keep 7[/bold]\n\n"
-    "Readers that have an older state open keep it as long as it is younger than --keep.",
+    epilog=examples(
+        "genius index compact photos.genius --keep 7",
+        notes="Readers of an older version can keep using it if it is younger than --keep.",
+    ),
 )
 def index_compact(
     path: IndexPath,
-    keep: Annotated[float, typer.Option(metavar="DAYS", min=0, help="Keep older states that are younger.")] = 1.0,
+    keep: Annotated[float, typer.Option(metavar="DAYS", min=0, help="Keep versions younger than this.")] = 1.0,
 ) -> None:
-    """Merge small files, and remove old states and what broken-off writes have left."""
+    """Merge small files, and remove old versions and leftovers of interrupted writes."""
     from genius.index.index import Index
 
     index = Index.open(path)
@@ -426,21 +407,21 @@ def index_compact(
 
 @index_app.command(
     "export",
-    epilog="Example: [bold]genius index export photos.genius photos.jsonl[/bold]\n\n"
-    "Example: [bold]genius index export photos.genius benchmark --format mbeir --copy-images[/bold]\n\n"
-    "genius index add reads all of these formats. Exit status 2: some images could not be copied.",
+    epilog=examples(
+        "genius index export photos.genius photos.jsonl",
+        "genius index export photos.genius benchmark --format mbeir --copy-images",
+        notes="genius index add reads all of these formats. Exit status 2: some images could not be copied.",
+    ),
 )
 def index_export(
     path: IndexPath,
-    target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="File or folder to write; it must not exist.", show_default=False)
-    ],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="New file or folder to write.", show_default=False)],
     format: Annotated[
         str | None,
-        typer.Option(help="jsonl, parquet or mbeir; unless told, the ending of OUT decides.", show_default=False),
+        typer.Option(help="jsonl, parquet or mbeir. Default: by the suffix of OUT.", show_default=False),
     ] = None,
     copy_images: Annotated[
-        bool, typer.Option("--copy-images", help="Copy the images too, so that the export can be moved.")
+        bool, typer.Option("--copy-images", help="Copy the images, so that the export can be moved.")
     ] = False,
     version: AtVersion = None,
 ) -> None:
@@ -451,6 +432,6 @@ def index_export(
     report = export(Index.open(path, version=version), target, format, copy_images, progress=True)
     say(f"{report.items:,} items written to {target}, with {report.images:,} images.")
     if report.without_content:
-        say(f"{report.without_content:,} items were added as vectors: they have neither text nor image to export.")
+        say(f"{report.without_content:,} items were added as vectors, so they have no text or image to export.")
     _show_bad(report.bad, "written without a copy of their image")
     raise typer.Exit(SOME_BAD if report.bad else 0)

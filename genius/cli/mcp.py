@@ -1,26 +1,30 @@
-"""The `genius mcp` command: give an index to an assistant."""
+"""The command `genius mcp`."""
 
 from typing import Annotated
 
 import typer
 
-from genius.cli.console import named_indexes
+from genius.cli.console import examples, named_indexes
 from genius.errors import MissingExtra
 
-EPILOG = (
-    "Assistants start it themselves: enter [bold]genius mcp photos.genius[/bold], with the full path of the index, as "
-    "the command of an MCP server in the assistant's settings.\n\n"
-    "Example: [bold]genius mcp photos.genius news=articles.genius[/bold]"
+EPILOG = examples(
+    "genius mcp photos.genius news=articles.genius",
+    notes="Assistants start this command themselves. Enter it, with the full path of the index, as the command of an "
+    "MCP server in the assistant's settings.",
 )
 
 
 def mcp(
     indexes: Annotated[
         list[str],
-        typer.Argument(metavar="INDEX [NAME=INDEX]...", help="Folders of indexes.", show_default=False),
+        typer.Argument(
+            metavar="[NAME=]INDEX",
+            help="Folder of an index, optionally with a name. May be repeated.",
+            show_default=False,
+        ),
     ],
 ) -> None:
-    """Let an assistant search an index: a server of the Model Context Protocol on standard input and output."""
+    """Let an assistant search indexes: a Model Context Protocol server on standard input and output."""
     paths = named_indexes(indexes)
     try:
         from genius.integrations.mcp import serve

@@ -1,4 +1,4 @@
-"""The `genius model ...` commands: give a model to other people and other programs."""
+"""The commands `genius model ...`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,36 +6,36 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from genius.cli.console import say
+from genius.cli.console import MODEL, examples, say
 
 model_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Publish a model, or export it for other programs."
 )
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="The bundled model's name, a model folder, or owner/name of the hub.")
-]
-Name = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The model's name on the hub.", show_default=False)]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Name of the model on the hub.", show_default=False)]
 Run = Annotated[
     Path | None,
-    typer.Option(help="Folder of genius evaluate --out with this model's figures, for the card.", show_default=False),
+    typer.Option(help="Folder of genius evaluate --out with results of this model.", show_default=False),
 ]
-License = Annotated[str | None, typer.Option(help="The license's short name on the hub, such as mit.")]
+License = Annotated[
+    str | None, typer.Option(help="Short name of the license on the hub, such as mit.", show_default=False)
+]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to.", show_default=False)]
 
 
-@model_app.command("push", epilog="Example: [bold]genius model push my-model me/my-model --run runs/mine[/bold]")
+@model_app.command("push", epilog=examples("genius model push my-model me/my-model --run runs/mine"))
 def model_push(
     model: Model,
     name: Name,
     run: Run = None,
     card: Annotated[
-        Path | None, typer.Option(help="A README.md of your own instead of the one that is made.", show_default=False)
+        Path | None, typer.Option(help="README.md to use instead of a generated model card.", show_default=False)
     ] = None,
     license: License = None,
-    private: Annotated[bool, typer.Option("--private", help="Only you can see it.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
 ) -> None:
-    """Publish a model on the Hugging Face hub, with a model card. Log in first: hf auth login."""
+    """Publish a model with a model card on the Hugging Face hub. Log in first: hf auth login."""
     from genius.model.genius import Genius
     from genius.model.hub import push
 
@@ -43,18 +43,18 @@ def model_push(
     say(f'Published as {address}. Others load it with Genius.from_pretrained("{name}").')
 
 
-@model_app.command("card", epilog="Example: [bold]genius model card my-model me/my-model --run runs/mine[/bold]")
+@model_app.command("card", epilog=examples("genius model card my-model me/my-model --run runs/mine"))
 def model_card(model: Model, name: Name, run: Run = None, license: License = None) -> None:
-    """Print the model card that genius model push makes, so that it can be edited and given to push."""
+    """Print the model card that genius model push generates, to edit it and pass it with push --card."""
     from genius.evaluation.model_card import model_card as make_card
     from genius.model.genius import Genius
 
     typer.echo(make_card(Genius.from_pretrained(model), name, run, license), nl=False)
 
 
-@model_app.command("onnx", epilog="Example: [bold]genius model onnx mini mini-onnx[/bold]")
+@model_app.command("onnx", epilog=examples("genius model onnx mini mini-onnx"))
 def model_onnx(model: Model, out: Out) -> None:
-    """Write encoder, fusion and decoder as ONNX files; onnx.json beside them says what goes in and out."""
+    """Export encoder, fusion and decoder as ONNX files; onnx.json describes their inputs and outputs."""
     from genius.model.genius import Genius
     from genius.model.onnx_export import export_onnx
 
@@ -63,14 +63,14 @@ def model_onnx(model: Model, out: Out) -> None:
         names = export_onnx(loaded, out)
     say(f"Wrote {', '.join(names)} to {out}.")
     if not any(name.startswith("encoder") for name in names):
-        say(f"The encoder ({loaded.encoder.kind}) has no network to write: vectors must come from elsewhere.")
+        say(f"The encoder ({loaded.encoder.kind}) has no network to export: vectors must come from elsewhere.")
 
 
-@model_app.command("t5", epilog="Example: [bold]genius model t5 genius-clip genius-t5[/bold]")
+@model_app.command("t5", epilog=examples("genius model t5 genius-clip genius-t5"))
 def model_t5(model: Model, out: Out) -> None:
-    """Write the decoder as a T5 of transformers. Decoders with a linear head (mini's) are no T5, and are refused."""
+    """Export the decoder as a T5 model of transformers. Decoders with a linear head, such as mini's, are refused."""
     from genius.model.genius import Genius
     from genius.model.t5 import save_t5
 
     save_t5(Genius.from_pretrained(model).decoder, out)
-    say(f"Wrote {out}: T5ForConditionalGeneration.from_pretrained loads it; its README.md shows how it is used.")
+    say(f"Wrote {out}: T5ForConditionalGeneration.from_pretrained loads it; its README.md shows how to use it.")

@@ -1,4 +1,4 @@
-"""The `genius serve` command: search an index in the browser, and over HTTP."""
+"""The command `genius serve`."""
 
 import os
 import webbrowser
@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from genius.cli.console import complain, named_indexes, say
+from genius.cli.console import complain, examples, named_indexes, say
 from genius.errors import GeniusError, MissingExtra
 
 if TYPE_CHECKING:
     from genius.index.index import Index
     from genius.serve.settings import Settings
 
-EPILOG = (
-    "Example: [bold]genius serve photos.genius --open[/bold]\n\n"
-    "Example: [bold]genius serve photos.genius news=articles.genius --port 9000[/bold] (the first is the one that is "
-    "meant where none is named)\n\n"
-    "Example: [bold]genius serve photos.genius --host 0.0.0.0 --keys keys.txt --rate-limit 50[/bold], where keys.txt "
-    "holds lines such as [bold]write KEY[/bold] or [bold]read KEY[/bold]; [bold]genius serve --new-key[/bold] makes "
-    "one. The variables GENIUS_READ_KEY and GENIUS_WRITE_KEY hold keys as well.\n\n"
-    "Without keys, anyone who can connect may read; only on this machine itself (127.0.0.1) may anyone write, too."
+EPILOG = examples(
+    "genius serve photos.genius --open",
+    "genius serve photos.genius news=articles.genius --port 9000",
+    "genius serve photos.genius --host 0.0.0.0 --keys keys.txt --rate-limit 50",
+    notes="Each line of keys.txt is [bold]read KEY[/bold] or [bold]write KEY[/bold]; "
+    "[bold]genius serve --new-key[/bold] prints a new key. The variables GENIUS_READ_KEY and GENIUS_WRITE_KEY can hold "
+    "keys, too.\n\nWithout keys everyone who can connect may read, and programs on this machine (127.0.0.1) may write."
+    "\n\nRequests that name no index use the first one.",
 )
 PACKAGES = {"fastapi", "starlette", "uvicorn", "multipart", "python_multipart", "prometheus_client"}
 
 
-def _show_new_key(wanted: bool) -> None:
-    if wanted:
+def _show_new_key(given: bool) -> None:
+    if given:
         from genius.serve.keys import new_key
 
         typer.echo(new_key())
@@ -38,39 +38,46 @@ def _show_new_key(wanted: bool) -> None:
 
 def serve(
     indexes: Annotated[
-        list[str], typer.Argument(metavar="INDEX [NAME=INDEX]...", help="Folders of indexes.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="[NAME=]INDEX",
+            help="Folder of an index, optionally with a name. May be repeated.",
+            show_default=False,
+        ),
     ],
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 for all that this machine has.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at; 0 for any that is free.", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all network interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.", min=0, max=65535)] = 8000,
     keys: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Who may read and write: `read KEY` or `write KEY` a line."),
+        typer.Option(metavar="FILE", help="File of keys: read KEY or write KEY on each line.", show_default=False),
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Let nobody write.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse all writes.")] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A further name by which clients know this machine. May be repeated."),
+        typer.Option(metavar="NAME", help="Another host name of this machine. May be repeated.", show_default=False),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ORIGIN", help="A site whose pages may ask, such as https://example.org. May be repeated."
+            metavar="ORIGIN",
+            help="A site whose pages may send requests, such as https://example.org. May be repeated.",
+            show_default=False,
         ),
     ] = None,
     rate_limit: Annotated[
-        float | None, typer.Option(metavar="N", help="Requests a second that one client may make.", min=0.001)
+        float | None, typer.Option(metavar="N", help="Requests per second for each client.", min=0.001)
     ] = None,
-    rate_burst: Annotated[int, typer.Option(metavar="N", help="Requests that it may make at once.", min=1)] = 100,
-    max_batch: Annotated[int, typer.Option(metavar="N", help="Queries that are encoded together.", min=1)] = 32,
+    rate_burst: Annotated[int, typer.Option(metavar="N", help="Requests that a client may send at once.", min=1)] = 100,
+    max_batch: Annotated[
+        int, typer.Option(metavar="N", help="Maximum number of queries encoded together.", min=1)
+    ] = 32,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not log requests.")] = False,
     new_key: Annotated[
         bool, typer.Option("--new-key", callback=_show_new_key, is_eager=True, help="Print a random key and exit.")
     ] = False,
 ) -> None:
-    """Search an index in the browser, and from other programs over HTTP."""
+    """Serve indexes: a search page for the browser and an HTTP API for programs."""
     paths = named_indexes(indexes)
     try:
         from genius.serve.app import create_app
@@ -86,7 +93,7 @@ def serve(
 
     found = read_keys(keys, os.environ)
     if keys is not None and others_can_read(keys):
-        complain(f"Other users of this machine can read {keys}. Better: chmod 600 {keys}")
+        complain(f"Other users of this machine can read {keys}. Protect it with: chmod 600 {keys}")
     settings = Settings(
         host=host,
         port=port,
@@ -116,7 +123,7 @@ def serve(
 
 
 def _origin(given: str) -> str:
-    """An origin as browsers write it."""
+    """An origin in the form that browsers send."""
     scheme, separator, host = given.lower().removesuffix("/").partition("://")
     if scheme not in ("http", "https") or not host or set(host) & set("/?#@* "):
         raise GeniusError(f"{given!r} is not an origin. Give one such as https://example.org or http://localhost:3000.")
@@ -124,7 +131,7 @@ def _origin(given: str) -> str:
 
 
 def address_of(settings: "Settings") -> str:
-    """The page's address in a browser on this machine."""
+    """The URL of the page in a browser on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(settings.host, settings.host)
     return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{settings.port}"
 
@@ -137,13 +144,13 @@ def _announce(indexes: "dict[str, Index]", settings: "Settings") -> None:
     if not settings.loopback and not settings.read_keys:
         complain(
             f"WARNING: {settings.host} can be reached from other machines, and there are no read keys: everyone who "
-            "can connect can see all items. Add keys with --keys, or listen at 127.0.0.1."
+            "can connect can see all items. Add keys with --keys, or listen on 127.0.0.1."
         )
-    say("Ctrl+C ends it.")
+    say("Press Ctrl+C to stop.")
 
 
 def rights(settings: "Settings") -> str:
-    """Who may do what, as a sentence."""
+    """One sentence: who may read and write."""
     reading = "Reading needs a key" if settings.read_keys else "Reading needs no key"
     if settings.read_only:
         return f"{reading}; it is read-only."

@@ -10,7 +10,7 @@ from torch import nn
 from genius.errors import BadData
 from genius.evaluation.recall_tables import SettingResults
 from genius.evaluation.report_sections import render
-from genius.evaluation.run_folder import RunFolder
+from genius.evaluation.saved_results import SavedResults
 from genius.evaluation.runs import TaskResult, headline
 from genius.model.genius import Genius
 from genius.model.hub import hub_library
@@ -51,7 +51,7 @@ def model_card(model: Genius, name: str, run: str | os.PathLike[str] | None = No
 
 
 def _read_results(model: Genius, path: Path) -> tuple[dict[str, Any], list[TaskResult]]:
-    folder = RunFolder.read(path)
+    folder = SavedResults.read(path)
     if folder.run is None or not folder.results:
         raise BadData(f"{path} has no results. Give a folder written by `genius evaluate --out`.")
     measured = folder.run["model"]["fingerprint"]

@@ -15,7 +15,7 @@ from genius.evaluation import charts, paper
 from genius.evaluation.ablation_tables import ablation_sections, agreement
 from genius.evaluation.recall_tables import SETTINGS, SettingResults, run_sections
 from genius.evaluation.report_sections import Cell, Section, Table, render
-from genius.evaluation.run_folder import RunFolder
+from genius.evaluation.saved_results import SavedResults
 from genius.evaluation.runs import BASELINES, GROUPS, METHODS
 
 
@@ -35,7 +35,7 @@ def write_report(runs: Sequence[Path], out: Path, console: Console | None = None
     charts.require("matplotlib")
     if out.suffix.lower() not in (".html", ".htm"):
         raise GeniusError(f"The report is an HTML page, but {out.name} does not end in .html.")
-    folders = [RunFolder.read(path) for path in runs]
+    folders = [SavedResults.read(path) for path in runs]
     if not folders:
         raise GeniusError("There is nothing to report. Give at least one folder written by `genius evaluate --out`.")
     with console.status("drawing the report"):
@@ -47,7 +47,7 @@ def write_report(runs: Sequence[Path], out: Path, console: Console | None = None
     console.print(f"wrote {out} and {beside}", soft_wrap=True, highlight=False)
 
 
-def _sections(folders: Sequence[RunFolder]) -> Iterator[Section]:
+def _sections(folders: Sequence[SavedResults]) -> Iterator[Section]:
     measured = [(folder.run, folder.results) for folder in folders if folder.run]
     titles = [f"{Path(run['model']['name']).name} on {run['benchmark']}, {run['split']} split" for run, _ in measured]
     yield Section(
@@ -82,7 +82,7 @@ def _sections(folders: Sequence[RunFolder]) -> Iterator[Section]:
         yield Section("Not in this report", points=missing)
 
 
-def _facts(folder: RunFolder) -> Iterator[str]:
+def _facts(folder: SavedResults) -> Iterator[str]:
     """The main findings, one sentence each."""
     for one in SettingResults.all(folder.results):
         exact, (base, generated, reranked) = one.mean("exact"), paper.mean_recall(one.setting)
@@ -138,7 +138,7 @@ def _speed_cell(row: dict[str, Any]) -> Cell:
     return Cell(text + "†" * bool(row.get("disturbed")), f"finds {100 * row['found']:.0f} %" if "found" in row else "")
 
 
-def _missing(folders: Sequence[RunFolder]) -> Iterator[str]:
+def _missing(folders: Sequence[SavedResults]) -> Iterator[str]:
     """What was not measured, with the command that measures it."""
     results = [result for folder in folders for result in folder.results]
     settings, methods = {result.setting for result in results}, {result.method for result in results}

@@ -198,7 +198,7 @@ def test_filter_shows_items_that_satisfy_a_condition(run, path, tmp_path):
     assert found("lang = 'en'") == ["t0", "t1", "t2"]
     assert found("lang = 'en'", "--limit", 2) == ["t0", "t1"]
     assert "gatto" in run("index", "filter", path, "lang = 'it'").out
-    assert "no such items" in run("index", "filter", path, "lang = 'fr'").out
+    assert "No item matches" in run("index", "filter", path, "lang = 'fr'").out
     result = run("index", "filter", path, "colour = 'red'")
     assert result.status == 1
     assert "The fields of this index are" in result.err
@@ -237,12 +237,12 @@ def test_compact_frees_what_old_versions_hold(run, path):
 def test_reindex_changes_the_model(run, path):
     result = run("index", "reindex", path, "--model", "other")
     assert result.status == 0, result.err
-    assert "3 encoded anew" in result.out
+    assert "3 encoded again" in result.out
     index = Index.open(path)
     assert (index.header.model, index.header.fingerprint) == ("other", tiny_model(seed=1).fingerprint)
     hits = json.loads(run("search", path, "cat number 0", "--instruction", "", "--json").out)
     assert hits[0]["id"] == "t0"
-    assert "3 encoded anew" in run("index", "reindex", path).out
+    assert "3 encoded again" in run("index", "reindex", path).out
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_verify_cuts_long_lists(run, path, tmp_path):
     for file in folder.iterdir():
         file.unlink()
     result = run("index", "verify", path)
-    assert "and 10 more of the kind image" in result.err
+    assert "and 10 more image problems" in result.err
     assert "30 problems: 30 image" in result.err
     assert len(json.loads(run("index", "verify", path, "--json").out)["problems"]) == 30
 
@@ -333,7 +333,7 @@ def test_verify_drops_what_cannot_be_read_when_told(run, path, tmp_path):
     assert "--drop-damaged" in result.err
     result = run("index", "verify", path, "--drop-damaged")
     assert result.status == 0
-    assert "1 items were taken out" in result.out
+    assert "1 items were removed" in result.out
     assert "in order: 3 items" in result.out
 
 
@@ -589,7 +589,7 @@ def test_the_installed_command_is_this_one():
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="this system has no priorities")
 def test_long_work_makes_way_for_others() -> None:
     """In a process of its own: nobody may raise a priority again."""
-    code = "import os; from genius.cli.console import make_way; make_way(); make_way(); "
+    code = "import os; from genius.cli.console import lower_priority; lower_priority(); lower_priority(); "
     code += "print(os.getpriority(os.PRIO_PROCESS, 0))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == max(5, os.getpriority(os.PRIO_PROCESS, 0))

@@ -1,4 +1,4 @@
-"""RunFolder: the results that `genius evaluate`, `genius ablate` and benchmarks/scale.py left in a folder."""
+"""SavedResults: the results that `genius evaluate`, `genius ablate` and benchmarks/scale.py left in a folder."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from genius.evaluation.runs import FORMAT, TaskResult
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class SavedResults:
     """The results of one folder.
 
     Attributes:
@@ -33,7 +33,7 @@ class RunFolder:
         return [TaskResult.from_dict(result) for result in self.run["results"]] if self.run else []
 
     @classmethod
-    def read(cls, path: Path) -> "RunFolder":
+    def read(cls, path: Path) -> "SavedResults":
         """Reads the files that are there.
 
         Raises:

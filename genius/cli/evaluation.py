@@ -1,0 +1,135 @@
+"""The commands `genius evaluate`, `genius ablate` and `genius report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from genius.cli.console import ModelName, examples, say, split_names, stdout
+from genius.cli.train import RESUME, Benchmarks, Cache
+from genius.search.options import SearchOptions
+
+EVALUATE_EPILOG = examples(
+    "genius evaluate data/mbeir --model mini",
+    "genius evaluate data/mbeir --methods exact,fast,baselines --prompts all --out runs/mini",
+    "genius evaluate data/mbeir --setting local --tasks mscoco_task0",
+    notes="Interrupted? With --out, the same command continues where it stopped.",
+)
+ABLATE_EPILOG = examples("genius ablate data/mbeir --out ablations --quick", notes=RESUME)
+REPORT_EPILOG = examples("genius report runs/mini ablations --out report.html")
+Limit = Annotated[
+    int | None, typer.Option(metavar="N", help="Use N random queries per task. Default: all.", show_default=False)
+]
+
+
+def evaluate(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder in M-BEIR layout.", show_default=False)],
+    model: ModelName = "mini",
+    split: Annotated[str, typer.Option(help="Split of the benchmark: val or test.")] = "test",
+    setting: Annotated[
+        str, typer.Option(help="local: each task has its own pool. global: one pool for all tasks. both.")
+    ] = "both",
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Comma-separated list of methods (default: all but the baselines). Exact search: exact, "
+            "exact-modality, fused. GENIUS: generate, rerank, fast, codes (fast without embeddings). Baselines, which "
+            "need Faiss: hnsw, ivfpq, opq, rq. Groups: baselines, all.",
+            show_default=False,
+        ),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Comma-separated list of tasks, or of prefixes of their names. Default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    prompts: Annotated[
+        str, typer.Option(help="first: the first prompt of each task. all: mean and spread over all prompts.")
+    ] = "first",
+    beam: Annotated[int, typer.Option(help="Width of the beam search.")] = SearchOptions.beam,
+    budget: Annotated[
+        int, typer.Option(help="Maximum number of candidates that mode fast ranks.")
+    ] = SearchOptions.budget,
+    int8: Annotated[bool, typer.Option("--int8", help="Search with 8-bit decoder weights.")] = False,
+    device: Annotated[str, typer.Option(help="Device of the encoder, such as cuda.")] = "cpu",
+    limit: Limit = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results, TREC files and vectors; genius report reads it.", show_default=False),
+    ] = None,
+) -> None:
+    """Measure the recall of exact search, of the search modes and of baselines on a benchmark."""
+    from genius.data.mbeir import Benchmark
+    from genius.evaluation.evaluate import evaluate as run_evaluation
+    from genius.evaluation.runs import METHODS, SETTINGS, tables
+    from genius.model.genius import Genius
+
+    results = run_evaluation(
+        Genius.from_pretrained(model, int8, device),
+        Benchmark(data),
+        split,
+        SETTINGS if setting == "both" else (setting,),
+        METHODS if methods is None else _methods(methods),
+        beam,
+        budget,
+        limit,
+        None if tasks is None else split_names(tasks),
+        prompts,
+        out,
+        stdout(),
+    )
+    for table in tables(results):
+        stdout().print(table)
+    if out is not None:
+        say(f"All results are in {out}. Next: genius report {out} --out report.html")
+
+
+def _methods(names: str) -> list[str]:
+    """The methods of a list in display order; group names stand for their methods."""
+    from genius.evaluation.runs import BASELINES, METHODS, check_names
+
+    groups = {"baselines": BASELINES, "all": METHODS + BASELINES}
+    chosen = [method for name in split_names(names) for method in groups.get(name, (name,))]
+    check_names(chosen, METHODS + BASELINES, "method")
+    return [method for method in METHODS + BASELINES if method in chosen]
+
+
+def ablate(
+    data: Benchmarks,
+    out: Annotated[
+        Path, typer.Option(help="Folder for trained parts and results; genius report reads it.", show_default=False)
+    ],
+    model: Annotated[
+        str, typer.Option(help="Model whose stage-1 vectors are used: the bundled model's name, or a folder.")
+    ] = "mini",
+    cache: Cache = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter trainings, fewer queries: under an hour.")] = False,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Comma-separated list of ablations. Default: all.", show_default=False),
+    ] = None,
+    limit: Limit = None,
+) -> None:
+    """Train and measure the ablations of the paper: what each part of the method contributes."""
+    from genius.evaluation.ablations import ablate as run_ablations
+
+    run_ablations(data, out, model, cache, quick, None if rows is None else split_names(rows), limit, stdout())
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Folders of genius evaluate and genius ablate.", show_default=False),
+    ],
+    out: Annotated[Path, typer.Option(help="HTML page to write; a Markdown file is written beside it.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write the results of runs as one HTML page with tables and charts, and as Markdown."""
+    from genius.evaluation.report import write_report
+
+    write_report(runs, out, stdout())
