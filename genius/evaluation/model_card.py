@@ -10,8 +10,8 @@ from torch import nn
 from genius.errors import BadData
 from genius.evaluation.recall_tables import SettingResults
 from genius.evaluation.report_sections import render
-from genius.evaluation.saved_results import SavedResults
 from genius.evaluation.runs import TaskResult, headline
+from genius.evaluation.saved_results import SavedResults
 from genius.model.genius import Genius
 from genius.model.hub import hub_library
 

@@ -15,8 +15,8 @@ from genius.evaluation import charts, paper
 from genius.evaluation.ablation_tables import ablation_sections, agreement
 from genius.evaluation.recall_tables import SETTINGS, SettingResults, run_sections
 from genius.evaluation.report_sections import Cell, Section, Table, render
-from genius.evaluation.saved_results import SavedResults
 from genius.evaluation.runs import BASELINES, GROUPS, METHODS
+from genius.evaluation.saved_results import SavedResults
 
 
 def write_report(runs: Sequence[Path], out: Path, console: Console | None = None) -> None:

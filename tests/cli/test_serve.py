@@ -217,7 +217,7 @@ def test_what_is_no_host_is_refused(run, path):
 
 def test_what_cannot_be_served_is_told(run, path, tmp_path):
     assert "is not an index" in run(tmp_path / "none").err
-    assert "Two indexes are called 'photos'" in run(path, path).err
+    assert "Two indexes have the name 'photos'" in run(path, path).err
     assert run.calls == []
 
 
