@@ -50,7 +50,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from search import processor
 
 from genius import Genius
-from genius.cli.console import make_way
+from genius.cli.console import lower_priority
 from genius.encoders.base import Vectors
 from genius.errors import GeniusError
 from genius.index.index import Index
@@ -365,7 +365,7 @@ def busy(source: Source, folder: Path, embeddings: bool, seconds: float) -> Valu
 
 def keep_adding(source: Source, folder: Path, start: int, added: Any, stop: Any) -> None:
     """1,000 items after the other, until told to stop: on one core, and making way, as `genius index add` does."""
-    make_way()
+    lower_priority()
     torch.set_num_threads(1)
     index = Index.open(folder, source.model())
     while not stop.is_set():

@@ -89,7 +89,7 @@ def run_demo(
 
 def about_page(model: "Genius", items: int) -> tuple[str, str, str]:
     """Paragraphs about the page: which codes the decoder layers generate, how mode fast ranks, what the index holds."""
-    levels, generated = len(model.decoder.config.sizes), model.decoder.config.written
+    levels, generated = len(model.decoder.config.sizes), model.decoder.config.decoder_levels
     if generated in (0, levels):
         decoder = f"The decoder of this model generates all {levels} codes."
     else:

@@ -89,7 +89,10 @@ def _parts(model: Genius) -> list[tuple[str, str, int]]:
     levels = f"{len(sizes)} levels of {sizes[0]:,} codes" if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
     decoder = model.decoder.config
     shape = f"T5 shape, {decoder.layers} layers of width {decoder.d_model}, prefix of {decoder.prefix}"
-    shape += ", with a linear head from the query to the codes" * decoder.linear_head
+    if decoder.linear_head:
+        shape += ", with a linear head from the query to the codes"
+    if decoder.decoder_levels:
+        shape += f"; the layers generate the first {decoder.decoder_levels} codes, the linear head scores the others"
     encoder = sum(value.numel() for value in model.encoder.state().values())
     return [
         ("encoder", f"`{model.encoder.kind}`, {model.dim} dimensions", encoder),
