@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -40,21 +39,14 @@ def add_vectors(
     bad_ids = _bad_ids(ids, metadata)
     report = AddCounts()
 
-    def encode(start: int) -> tuple[EncodedRows, list[BadItem]]:
+    for start in range(0, len(ids), BLOCK):
         block = slice(start, start + BLOCK)
         bad = {row - start: bad_ids[row] for row in bad_ids.keys() & range(start, start + BLOCK)}
-        return _encode(model, header, ids[block], vectors[block], None if metadata is None else metadata[block], bad)
-
-    with ThreadPoolExecutor(1) as pool:  # encodes a block while the one before it is written
-        starts = range(0, len(ids), BLOCK)
-        encoded = pool.submit(encode, 0)
-        for start in starts:
-            rows, bad = encoded.result()
-            if start != starts[-1]:
-                encoded = pool.submit(encode, start + BLOCK)
-            report.bad += bad
-            if len(rows.table):
-                write(collection, header, rows, replace, ["hash", "metadata", *code_columns(header)], report, on_commit)
+        records = None if metadata is None else metadata[block]
+        rows, refused = _encode(model, header, ids[block], vectors[block], records, bad)
+        report.bad += refused
+        if len(rows.table):
+            write(collection, header, rows, replace, ["hash", "metadata", *code_columns(header)], report, on_commit)
     return report.result()
 
 

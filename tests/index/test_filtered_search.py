@@ -320,7 +320,7 @@ def test_an_empty_index_has_no_fields(tmp_path, model):
 
 def test_foreign_columns_are_refused(index, model):
     index.dataset.add_columns({"odd": "[1, 2]"})
-    with pytest.raises(BadIndex, match=r"odd is .*, which is no metadata field"):
+    with pytest.raises(BadIndex, match=r"odd is .*, which is not the type of a metadata field"):
         Index.open(index.path, model)
 
 

@@ -370,10 +370,10 @@ def test_what_another_writer_added_in_the_meantime_is_not_added_twice(index, mod
     other = Index.open(index.path, model)
     prepare = Genius.prepare
 
-    def meanwhile(self: Genius, item: Item) -> Any:
+    def meanwhile(self: Genius, item: Item, image_name: str | None) -> Any:
         monkeypatch.setattr(Genius, "prepare", prepare)
         other.add([text(1), text(2, "other")])
-        return prepare(self, item)
+        return prepare(self, item, image_name)
 
     monkeypatch.setattr(Genius, "prepare", meanwhile)
     report = index.add(texts(3))
@@ -450,7 +450,7 @@ def test_versions_are_removed_when_they_are_old(index, model):
     assert report.files_merged == 3
     assert report.bytes_removed > 1000
     assert [version.number for version in index.versions()] == [index.version]
-    with pytest.raises(BadIndex, match=r"has no version 3, or no longer. `genius index versions` lists"):
+    with pytest.raises(BadIndex, match=r"has no version 3. `genius index versions` lists"):
         Index.open(index.path, model, version=3)
     with pytest.raises(BadIndex, match=r"Version 3 of .* cannot be read"):
         old.search(Query(text="cat"))
@@ -612,7 +612,7 @@ def test_all_metadata_columns_survive_encoding_anew(index):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_vectors_that_are_zero_or_not_finite_are_refused(index: Index, model: Genius, bad: float) -> None:
     rows = np.zeros((6, model.dim), np.float32)
-    rows[:, :2] = [[0, 1e-45], [-0.0, 0], [bad, 1], [3e38, -3e38], [0, bad], [-bad, 0]]
+    rows[:, :2] = [[0, 1e-45], [-0.0, 0], [bad, 1], [3e18, -3e18], [0, bad], [-bad, 0]]
     report = index.add_vectors([f"v{i}" for i in range(6)], Vectors(np.zeros_like(rows), rows))
     assert {error.id: error.reason.partition(" has ")[0].partition(" are ")[0] for error in report.bad} == {
         "v1": "its vectors",
