@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from genius.cli.console import MODEL, examples, say
+from genius.errors import BadData
 
 model_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Publish a model, or export it for other programs."
@@ -36,11 +37,22 @@ def model_push(
     private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
 ) -> None:
     """Publish a model with a model card on the Hugging Face hub. Log in first: hf auth login."""
+    from genius.evaluation.model_card import model_card as make_card
     from genius.model.genius import Genius
-    from genius.model.hub import push
+    from genius.model.hub import check_name
 
-    address = push(Genius.from_pretrained(model), name, run, card, license, private)
+    check_name(name)
+    loaded = Genius.from_pretrained(model)
+    text = make_card(loaded, name, run, license) if card is None else _read_card(card)
+    address = loaded.push_to_hub(name, text, private)
     say(f'Published as {address}. Others load it with Genius.from_pretrained("{name}").')
+
+
+def _read_card(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise BadData(f"{file} cannot be read as a model card ({error}). Give a text file in UTF-8.") from error
 
 
 @model_app.command("card", epilog=examples("genius model card my-model me/my-model --run runs/mine"))

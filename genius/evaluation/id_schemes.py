@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.model.quantizer import MODALITIES, Quantizer, kmeans
+from genius.model.kmeans import kmeans
+from genius.model.quantizer import MODALITIES, Quantizer
 
 SCHEMES = ("modality", "plain", "classifier", "semantic", "numeric")
 UNDIVIDED = ("plain", "classifier")

@@ -13,9 +13,7 @@ from genius.evaluation.report_sections import render
 from genius.evaluation.runs import TaskResult, headline
 from genius.evaluation.saved_results import SavedResults
 from genius.model.genius import Genius
-from genius.model.hub import hub_library
-
-TAGS = ["genius-search", "generative-retrieval", "multimodal-retrieval", "semantic-ids"]
+from genius.model.hub import TAGS, hub_library
 
 
 def model_card(model: Genius, name: str, run: str | os.PathLike[str] | None = None, license: str | None = None) -> str:

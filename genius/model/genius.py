@@ -1,19 +1,18 @@
-"""Genius: encoder + fusion + quantizer + decoder, as one thing that is loaded, saved and asked for vectors and codes.
-
-Knows how the parts fit together and how a model folder looks. Knows nothing of tries, indexes or training.
+"""Genius: encoder, fusion, quantizer and decoder as one model that can be saved and loaded.
 
 A model folder holds `config.json` (shapes, and the digest of the weights), `model.safetensors` (weights of all parts,
-each behind its name) and, for people, `README.md`.
+prefixed by the part's name) and, for people, `README.md`.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,26 +29,36 @@ from genius.errors import BadImage, BadItem, BadModel, GeniusError
 from genius.model.decoder import Decoder, DecoderConfig
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion import Fusion, FusionRuntime
+from genius.model.hub import CARD, PLAIN_CARD, check_name, fetch, hub_library, upload
 from genius.model.quantizer import Quantizer
 from genius.runtime.threads import over_blocks
 
 FORMAT = 1
 BUNDLED = Path(__file__).parent / "bundled"
 PARTS = ("encoder", "fusion", "quantizer", "decoder")
-ROWS = 1024  # vectors fused at once, by one thread
+ROWS = 1024  # vectors that one thread fuses at once
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
-STORED_NAMES = {"linear_head": "skip"}  # tensors of the decoder whose name in a model folder is another
+STORED_NAMES = {"linear_head": "skip"}  # decoder tensors that have another name in a model folder
 OPTIONS = {"dtype": "float16", "first_code": "modality"}
-"""Settings that stand in a folder only where they are not these, so that older models keep their fingerprints."""
+"""Defaults of optional settings. Only other values are stored, so that older models keep their fingerprints."""
+T = TypeVar("T")
 
 
 class Genius:
-    """The model. Make one with `Genius.from_pretrained("mini")`, or with the path of a model folder.
+    """The model. Load one with `Genius.from_pretrained("mini")`, or with the path of a model folder.
 
-    `code_beams`: partial sums kept while an item's codes are chosen (see `Quantizer.encode`).
-    `dtype`: of the weights in a folder, "float16" or "float32".
-    `first_code`: "modality", the one that an item has; or "nearest", whichever of the three the quantizer finds, as in
-      the published models: their first codes stand for modalities only by and large, and in no known order.
+    Args:
+        encoder: Texts and images -> vectors.
+        fusion: Image and text vectors -> fused vectors.
+        quantizer: Fused vectors -> codes.
+        decoder: Fused query vectors -> log-probabilities of codes.
+        code_beams: Beam width when an item's codes are chosen (see `Quantizer.encode`).
+        dtype: Type of the weights in a saved folder, "float16" or "float32".
+        first_code: "modality", the modality of the item; or "nearest", the nearest of the three first codes, as in the
+            published models, whose first codes stand for modalities only roughly and in no known order.
+
+    Raises:
+        BadModel: The parts do not fit together.
     """
 
     def __init__(
@@ -80,65 +89,64 @@ class Genius:
 
     @property
     def dim(self) -> int:
+        """Dimensions of all vectors."""
         return self.encoder.dim
-
-    @cached_property
-    def decoder_runtime(self) -> DecoderRuntime:
-        """The decoder as a search uses it."""
-        return DecoderRuntime(self.decoder, int8=self.int8)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of codes of each level, the modality level first."""
         return self.quantizer.sizes
 
+    @cached_property
+    def decoder_runtime(self) -> DecoderRuntime:
+        """The decoder for search."""
+        return DecoderRuntime(self.decoder, int8=self.int8)
+
+    @cached_property
+    def _fusion_runtime(self) -> FusionRuntime:
+        return FusionRuntime(self.fusion)
+
     # From items and queries to vectors
 
-    def prepare(self, item: Item, image_name: str | None = None) -> Prepared:
+    def prepare(self, item: Item) -> Prepared:
         """Read and decode one item. Safe to call from many threads.
 
-        Args:
-            item: The item to prepare.
-            image_name: Name of the image in error messages; by default its path.
-
         Raises:
-            BadItem: The item has no content, or its image cannot be decoded.
+            BadItem: The item has neither text nor image, or its image cannot be read.
         """
         item.modality  # noqa: B018 (raises where there is neither text nor image)
-        return Prepared(self._pixels(item.id, item.image, image_name), clean_text(item.text))
+        return Prepared(self._pixels(item.id, item.image), clean_text(item.text))
 
     def prepare_query(self, query: Query) -> Prepared:
+        """Read and decode one query; its text is instruction and text as one string."""
         return Prepared(self._pixels("query", query.image), query.prompt())
 
-    def _pixels(self, owner: str, image: Any, image_name: str | None = None) -> np.ndarray | None:
+    def _pixels(self, name: str, image: Any) -> np.ndarray | None:
         if image is None:
             return None
         try:
-            return self.encoder.pixels(load_image(image, image_name))
+            return self.encoder.pixels(load_image(image))
         except BadImage as error:
-            raise BadItem(owner, str(error)) from error
+            raise BadItem(name, str(error)) from error
 
     def encode(self, prepared: Sequence[Prepared], progress: bool = False) -> Vectors:
+        """Image and text vectors of prepared items or queries, (n, dim) each."""
         return self.encoder.encode(prepared, progress=progress)
 
     def encode_items(self, items: Sequence[Item], progress: bool = False) -> Vectors:
-        """Image and text vectors of items."""
-        return self.encode(_in_threads(self.prepare, items), progress)
+        """Image and text vectors of items, (n, dim) each."""
+        return self.encode(_map_in_threads(self.prepare, items), progress)
 
     def encode_queries(self, queries: Sequence[Query], progress: bool = False) -> Vectors:
-        """Image and text vectors of queries; the text vector is that of instruction and text as one string."""
-        return self.encode(_in_threads(self.prepare_query, queries), progress)
+        """Image and text vectors of queries, (n, dim) each."""
+        return self.encode(_map_in_threads(self.prepare_query, queries), progress)
 
     # From vectors to codes
 
-    @cached_property
-    def _frozen_fusion(self) -> FusionRuntime:
-        return FusionRuntime(self.fusion)
-
     def fuse(self, vectors: Vectors) -> np.ndarray:
-        """(n, d) float32: the fused vectors z, which quantizer and decoder work on."""
+        """The fused vectors z = h(x, y), (n, dim) float32, which quantizer and decoder work on."""
         fused = np.empty((len(vectors), self.dim), dtype=np.float32)
-        fuse = self._frozen_fusion
+        fuse = self._fusion_runtime
 
         def fuse_block(block: slice) -> None:
             fused[block] = fuse(vectors.image[block], vectors.text[block])
@@ -147,16 +155,16 @@ class Genius:
         return fused
 
     def codes(self, vectors: Vectors) -> np.ndarray:
-        """(n, levels) uint16: the IDs of items. The first code is the modality the item has (see `first_code`)."""
+        """The semantic IDs of items (Eq. 4), (n, levels) uint16; see `first_code` for the first level."""
         fused = torch.from_numpy(self.fuse(vectors))
-        modality = torch.from_numpy(vectors.modality.astype(np.int64)) if self.first_code == "modality" else None
+        modality = torch.from_numpy(vectors.modality) if self.first_code == "modality" else None
         return self.quantizer.encode(fused, modality, beams=self.code_beams).numpy().astype(np.uint16)
 
     # Folders
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names weights and settings: two models with the same fingerprint give the same codes."""
+        """Hash of weights and settings: models with the same fingerprint give the same codes."""
         return hashlib.sha256(json.dumps(self._config()).encode() + self._bytes()).hexdigest()[:16]
 
     def _config(self) -> dict[str, Any]:
@@ -184,12 +192,12 @@ class Genius:
         return {
             "encoder": self.encoder.state(),
             "fusion": self.fusion.state_dict(),
-            "quantizer": {f"level{i}": book.codes for i, book in enumerate(_books(self.quantizer))},
+            "quantizer": {f"level{i}": codes for i, codes in enumerate(self.quantizer.own_codebooks)},
             "decoder": {STORED_NAMES.get(name, name): value for name, value in self.decoder.state_dict().items()},
         }
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the model folder. Where `dtype` is float16, a saved model may differ in the last digits."""
+        """Write the model folder. With `dtype` float16, weights are rounded to half precision."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = self._bytes()
@@ -197,26 +205,45 @@ class Genius:
         (folder / "model.safetensors").write_bytes(weights)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
-    def push_to_hub(self, name: str, run: str | os.PathLike[str] | None = None, private: bool = False) -> str:
-        """Publishes the model as `owner/name` of the Hugging Face hub, with a card; see `hub.push`."""
-        from genius.model.hub import push
+    def push_to_hub(self, name: str, card: str | None = None, private: bool = False) -> str:
+        """Publish the model as `owner/name` on the Hugging Face hub.
 
-        return push(self, name, run=run, private=private)
+        Args:
+            name: Name on the hub.
+            card: Text of the model card, for example from `genius.evaluation.model_card.model_card`, which states
+                results. Default: a plain card.
+            private: Only you can see the model.
+
+        Returns:
+            The address of the model's page.
+
+        Raises:
+            GeniusError: The name is not `owner/name`, or the hub refused.
+        """
+        check_name(name)
+        hub_library()  # raises early where it is not installed
+        text = PLAIN_CARD.format(name=name, fingerprint=self.fingerprint) if card is None else card
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            Path(folder, CARD).write_text(text, encoding="utf-8")
+            return upload(folder, name, f"Model {self.fingerprint}", private)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], int8: bool = False, device: str = "cpu") -> "Genius":
-        """The bundled model `mini`, or the model in a folder (`./mini` if a folder has the name of a bundled model).
+        """Load a model.
 
-        If there is no such folder, `owner/name` is looked for on the Hugging Face hub.
+        Args:
+            name: The bundled model "mini", a model folder (`./mini` if a folder has the name of a bundled model), or,
+                if there is no such folder, `owner/name` on the Hugging Face hub.
+            int8: Search with a decoder rounded to eight bits (see `DecoderRuntime`). Codes of items stay the same.
+            device: Device of the encoder, as torch names it.
 
-        int8: search with a decoder rounded to eight bits, see `decoder_runtime.DecoderRuntime`; codes are not touched.
-        device: where the encoder runs, as torch names it.
+        Raises:
+            BadModel: There is no such model, or it is damaged or of another version.
         """
         bundled = BUNDLED / str(name)
         folder = bundled if os.sep not in str(name) and bundled.is_dir() else Path(name)
         if not folder.is_dir() and HUB_ID.fullmatch(str(name)):
-            from genius.model.hub import fetch
-
             folder = fetch(str(name))
         config, weights = _read(folder)
         try:
@@ -244,13 +271,13 @@ class Genius:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """Configuration and weights of a model folder, complete and undamaged, or BadModel."""
+    """Configuration and weights of a model folder; BadModel if it is incomplete or damaged."""
     if not folder.is_dir():
         bundled = ", ".join(sorted(p.name for p in BUNDLED.glob("*") if p.is_dir()))
         raise BadModel(f"There is no model {str(folder)!r}. Give a model folder's path, or a bundled model: {bundled}.")
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise BadModel(f"{folder} is not a whole model: {name} is missing. Copy the folder again, with all files.")
+            raise BadModel(f"{folder} is not a complete model: {name} is missing. Copy the whole folder again.")
     try:
         config = json.loads((folder / "config.json").read_text())
         version, digest = config["format"], config["digest"]
@@ -266,7 +293,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def _split(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors by part, back in float32."""
+    """Tensors by part, in float32."""
     states: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     for name, value in tensors.items():
         part, rest = name.split(".", 1)
@@ -274,18 +301,14 @@ def _split(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return states
 
 
-def _books(quantizer: Quantizer) -> list[Any]:
-    return list(quantizer.books)
-
-
 def _stored(value: Tensor, dtype: str) -> Tensor:
     value = value.detach().to(DTYPES[dtype]) if value.is_floating_point() else value.detach()
     return value.contiguous()
 
 
-def _in_threads(prepare: Any, things: Sequence[Any]) -> list[Prepared]:
-    """Decoding releases Python's lock, so images are read in parallel."""
-    if len(things) < 4:
-        return [prepare(thing) for thing in things]
+def _map_in_threads(prepare: Callable[[T], Prepared], inputs: Sequence[T]) -> list[Prepared]:
+    """Decoding releases Python's lock, so that images are read in parallel."""
+    if len(inputs) < 4:
+        return [prepare(one) for one in inputs]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(prepare, things))
+        return list(pool.map(prepare, inputs))

@@ -1,9 +1,7 @@
 """Modality-decoupled residual quantization: a vector becomes a short sequence of codes (Sec. 4.2.3, Eqs. 4-7).
 
-The first code *is* the modality (0 image, 1 text, 2 image-text); the semantic levels after it refine the residual.
-Codebooks start from k-means, follow the data by exponential moving averages, and dead codes are revived.
-
-Knows fused vectors and their modality only: nothing of encoders, queries, the decoder or the trie.
+The first code is the modality (0 image, 1 text, 2 image-text); the semantic levels after it refine the residual.
+Codebooks start from k-means and follow the data by exponential moving averages (EMA); dead codes are revived.
 """
 
 from dataclasses import dataclass
@@ -13,15 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
+from genius.model.kmeans import ROWS, kmeans, nearest, nearest_in_block, sums_by_code
 from genius.runtime.threads import over_blocks
 
 MODALITIES = 3
-ROWS = 1024  # vectors given codes at once: enough for a fast matrix product, few enough to stay in the cache
 EPSILON = 1e-5  # Laplace smoothing of the EMA counts
 
 
 class Quantized(NamedTuple):
-    """What training needs: `vectors` (n, d) with straight-through gradient, `codes` (n, levels + 1), `loss` (Eq. 7)."""
+    """Result of a training step.
+
+    Attributes:
+        vectors: (n, d) sums of code vectors, with straight-through gradient.
+        codes: (n, levels + 1) int64.
+        loss: Eq. 7.
+    """
 
     vectors: Tensor
     codes: Tensor
@@ -30,18 +34,27 @@ class Quantized(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeReport:
-    """How well a collection uses the codes. Per-level figures start with the modality level."""
+    """How well a collection uses the codes. Values per level start with the modality level.
+
+    Attributes:
+        items: Number of items.
+        distinct: Number of different IDs.
+        collisions: Number of items that share their ID with another item.
+        largest_bucket: Number of items that share the most common ID.
+        utilisation: Fraction of the level's codes in use.
+        perplexity: exp(entropy) of the level's codes.
+    """
 
     items: int
-    distinct: int  # different IDs
-    collisions: int  # items whose ID is not theirs alone
-    largest_bucket: int  # items that share the most common ID
-    utilisation: tuple[float, ...]  # part of the level's codes in use
-    perplexity: tuple[float, ...]  # exp(entropy): number of codes in use, had all been equally common
+    distinct: int
+    collisions: int
+    largest_bucket: int
+    utilisation: tuple[float, ...]
+    perplexity: tuple[float, ...]
 
 
 class Codebook(nn.Module):
-    """K code vectors with their EMA statistics, all in buffers: a state dict holds everything that matters."""
+    """K code vectors with their EMA statistics, all in buffers and thus in the state dict."""
 
     codes: Tensor  # (K, d)
     ema_count: Tensor  # (K,)
@@ -55,32 +68,32 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def restart(self, codes: Tensor, count: Tensor | None = None) -> None:
-        """Set the code vectors, and the EMA statistics to `count` (K,) vectors at each (one, unless told)."""
+        """Set the code vectors (K, d), and the EMA statistics to `count` (K,) vectors at each (default: one)."""
         self.codes.copy_(codes)
         self.ema_count.copy_(torch.ones_like(self.ema_count) if count is None else count)
         self.ema_sum.copy_(self.codes * self.ema_count[:, None])
 
     @torch.no_grad()
     def weigh(self, total: float) -> None:
-        """Scale the statistics to `total` vectors: what they would hold after many batches of that size."""
+        """Scale the statistics to `total` vectors, as if they came from many batches of that size."""
         scale = total / self.ema_count.sum().clamp_min(EPSILON)
         self.ema_count.mul_(scale)
         self.ema_sum.mul_(scale)
 
     @torch.no_grad()
     def update(self, residuals: Tensor, assigned: Tensor, decay: float) -> None:
-        """Move the codes to the moving average of what they stand for. residuals: (n, d); assigned: (n,)."""
-        count, total = _sums(residuals, assigned, len(self.codes))
+        """Move the codes to the moving average of their residuals. residuals: (n, d); assigned: (n,) codes."""
+        count, total = sums_by_code(residuals, assigned, len(self.codes))
         self.ema_count.lerp_(count, 1 - decay)
         self.ema_sum.lerp_(total, 1 - decay)
         mass = self.ema_count.sum()
         smoothed = (self.ema_count + EPSILON) / (mass + len(self.codes) * EPSILON) * mass
-        # A code unused in this batch stays where it is: smoothing would slowly pull it to zero.
+        # A code that this batch does not use stays as it is: smoothing would slowly pull it to zero.
         self.codes.copy_(torch.where(count[:, None] > 0, self.ema_sum / smoothed[:, None], self.codes))
 
     @torch.no_grad()
     def revive(self, residuals: Tensor, below: float, generator: torch.Generator) -> int:
-        """Put codes used less than `below` times the average onto random rows of residuals (n, d); how many were."""
+        """Move codes used less than `below` times the average to random residuals (n, d); returns their number."""
         average = self.ema_count.mean()
         dead = (self.ema_count < below * average).nonzero()[:, 0][: len(residuals)]
         rows = torch.randperm(len(residuals), generator=generator)[: len(dead)].to(residuals.device)
@@ -91,13 +104,20 @@ class Codebook(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """A vector of `dim` numbers <-> an ID of 1 + `levels` codes: the modality, then `levels` of `codes_per_level`.
+    """Vectors of `dim` numbers <-> IDs of 1 + `levels` codes.
 
-    `shared` uses one codebook for all semantic levels. `decay` is that of the moving averages. A semantic code used
-    less than `revive_below` times the average of its codebook is dead and starts again from a residual of the batch
-    (0: never). The random choices of revival depend on `seed` and the number of updates so far, which are in the state
-    dict: training resumed from it continues as if it had not stopped. Fresh codes are random: call `initialise`, or
-    load.
+    Revival depends only on `seed` and the number of updates, which are in the state dict, so that resumed training
+    continues exactly. New code vectors are random: call `initialise`, or load a state dict.
+
+    Args:
+        dim: Dimensions of the vectors.
+        codes_per_level: K, codes of each semantic level.
+        levels: Number of semantic levels after the modality level.
+        shared: Use one codebook for all semantic levels.
+        decay: Decay of the moving averages.
+        revive_below: A semantic code used less than this times the average is dead and restarts from a residual of the
+            batch (0: never).
+        seed: Seed of the random choices.
     """
 
     seed: Tensor
@@ -128,7 +148,7 @@ class Quantizer(nn.Module):
         self.register_buffer("updates", torch.tensor(0))
 
     def book(self, level: int) -> Codebook:
-        """The codebook of a level; level 0 is the modality."""
+        """The codebook of a level; level 0 is the modality level."""
         return cast(Codebook, self.books[min(level, 1) if self.shared else level])
 
     @property
@@ -136,9 +156,18 @@ class Quantizer(nn.Module):
         """Code vectors level by level: (3, d), then (K, d) for each semantic level (the same one when shared)."""
         return [self.book(level).codes for level in range(len(self.sizes))]
 
+    @property
+    def own_codebooks(self) -> list[Tensor]:
+        """As `codebooks`, but a shared codebook only once."""
+        return [cast(Codebook, book).codes for book in self.books]
+
     def set_codebooks(self, codebooks: list[Tensor]) -> None:
-        """Use these code vectors: (3, d), then (K, d) for each semantic level, or a single one of these when shared."""
-        expected = [tuple(cast(Codebook, book).codes.shape) for book in self.books]
+        """Set the code vectors, in the form of `own_codebooks`.
+
+        Raises:
+            GeniusError: Their shapes differ from the quantizer's.
+        """
+        expected = [tuple(codes.shape) for codes in self.own_codebooks]
         given = [tuple(codes.shape) for codes in codebooks]
         if given != expected:
             raise GeniusError(f"The quantizer has codebooks of shapes {expected}, but was given {given}.")
@@ -146,48 +175,60 @@ class Quantizer(nn.Module):
             cast(Codebook, book).restart(codes)
         self.updates.zero_()
 
-    # --- codes -------------------------------------------------------------------------------------------------------
+    # Codes
 
     @torch.no_grad()
     def encode(self, z: Tensor, modality: Tensor | None = None, beams: int = 1) -> Tensor:
-        """z: (n, d); modality: (n,) integers, or None for the nearest of the three -> codes (n, levels + 1) int64.
+        """Codes of vectors.
 
-        Greedy (`beams=1`, Eqs. 4-6): the nearest code level by level, the lowest index where two are equally near. An
-        item's codes do not depend on the batch it is in. With `beams` > 1 that many partial sums are kept for each item
-        and the best whole one wins: slower, and for no item a larger error than greedy.
+        With one beam, the nearest code level by level (greedy, Eqs. 4-6). With more, beam search keeps that many
+        partial sums for each vector: slower, and never worse than greedy. An item's codes do not depend on its batch.
+
+        Args:
+            z: (n, d) vectors.
+            modality: (n,) integers, the first codes, or None for the nearest of the three.
+            beams: Beam width.
+
+        Returns:
+            (n, levels + 1) int64.
+
+        Raises:
+            GeniusError: The input has the wrong shape, type or range, or is not finite.
         """
-        z = self.checked(z)
-        modality = None if modality is None else self.checked_modality(modality, len(z))
+        z = self._checked(z)
+        modality = None if modality is None else self._checked_modality(modality, len(z))
         codes = torch.empty(len(z), len(self.sizes), dtype=torch.int64, device=z.device)
-        lengths = [codebook.square().sum(dim=1) for codebook in self.codebooks]
+        squares = [codebook.square().sum(dim=1) for codebook in self.codebooks]
 
         @torch.no_grad()  # each thread has a gradient mode of its own
         def encode_block(block: slice) -> None:
-            codes[block] = self._encode_greedy(z[block], None if modality is None else modality[block], lengths)
+            codes[block] = self._encode_greedy(z[block], None if modality is None else modality[block], squares)
             if beams > 1:
-                codes[block] = self._encode_beams(z[block], codes[block], beams, lengths)
+                codes[block] = self._encode_beams(z[block], codes[block], beams, squares)
 
         over_blocks(encode_block, len(z), max(32, ROWS // beams))
         return codes
 
-    def _encode_greedy(self, z: Tensor, modality: Tensor | None, lengths: list[Tensor]) -> Tensor:
+    def _encode_greedy(self, z: Tensor, modality: Tensor | None, squares: list[Tensor]) -> Tensor:
         residual = z.clone()  # r_0 = z
         codes = torch.empty(len(z), len(self.sizes), dtype=torch.int64, device=z.device)
         for level, codebook in enumerate(self.codebooks):
             known = modality if level == 0 else None
-            code = known if known is not None else _nearest(residual, codebook, lengths[level])  # Eq. 5
+            code = known if known is not None else nearest_in_block(residual, codebook, squares[level])  # Eq. 5
             codes[:, level] = code
             residual -= codebook.index_select(0, code)  # Eq. 6
         return codes
 
-    def _encode_beams(self, z: Tensor, greedy: Tensor, beams: int, lengths: list[Tensor]) -> Tensor:
-        """Beam search over the semantic levels; `greedy` (n, levels + 1) gives the modality and the error to beat."""
+    def _encode_beams(self, z: Tensor, greedy: Tensor, beams: int, squares: list[Tensor]) -> Tensor:
+        """Beam search over the semantic levels. greedy: (n, levels + 1), for the modality and the error to beat."""
         codes = greedy[:, None, :1]  # (n, beams so far, levels so far)
         residual = (z - self.codebooks[0][greedy[:, 0]])[:, None]  # (n, beams so far, d)
         for level, codebook in list(enumerate(self.codebooks))[1:]:
-            scores = torch.addmm(lengths[level], residual.flatten(0, 1), codebook.T, alpha=-2)  # (n x beams, K)
+            # 1. Squared distance of each partial sum to each code
+            scores = torch.addmm(squares[level], residual.flatten(0, 1), codebook.T, alpha=-2)  # (n x beams, K)
             scores += residual.flatten(0, 1).square().sum(dim=1, keepdim=True)
             scores = scores.view(len(z), -1)  # (n, beams x K)
+            # 2. The best pairs of partial sum and code
             best = scores.topk(min(beams, scores.shape[1]), dim=1, largest=False, sorted=False).indices
             parent, code = best // len(codebook), best % len(codebook)
             residual = _take(residual, parent) - codebook[code]
@@ -202,7 +243,7 @@ class Quantizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """codes: (n, levels + 1) integers -> (n, d), the sum of the code vectors. Fewer levels give a coarser sum."""
+        """Sum of the code vectors: codes (n, m) integers, m <= levels + 1 -> (n, d). Fewer levels are coarser."""
         return self._sum(self._checked_codes(codes))
 
     def _sum(self, codes: Tensor) -> Tensor:
@@ -211,12 +252,15 @@ class Quantizer(nn.Module):
             total += self.codebooks[level][codes[:, level]]
         return total
 
-    # --- training ----------------------------------------------------------------------------------------------------
+    # Training
 
     def forward(self, z: Tensor, modality: Tensor | None = None, update: bool = True) -> Quantized:
-        """z: (n, d), modality: (n,) or None -> vectors, codes and loss. In training mode the codebooks then follow z.
+        """Quantize a batch; in training mode, the codebooks then follow it.
 
-        `update=False` leaves the codebooks alone even in training mode.
+        Args:
+            z: (n, d) vectors.
+            modality: As in `encode`.
+            update: False leaves the codebooks alone even in training mode.
         """
         codes = self.encode(z.detach(), modality)
         residual, residuals, loss = z, [], z.new_zeros(())
@@ -224,7 +268,7 @@ class Quantizer(nn.Module):
             residuals.append(residual.detach())
             residual = residual - codebook[codes[:, level]]  # codes carry no gradient: sg(.) in Eq. 7
             loss = loss + residual.square().sum(dim=1).mean()  # Eq. 7
-        vectors = z - residual.detach()  # the sum of codes; its gradient goes straight through to z
+        vectors = z - residual.detach()  # the sum of the code vectors; its gradient goes straight through to z
         if self.training and update:
             self._follow(residuals, codes)
         return Quantized(vectors, codes, loss)
@@ -251,13 +295,23 @@ class Quantizer(nn.Module):
     def initialise(
         self, z: Tensor, modality: Tensor, seed: int = 0, iterations: int = 20, points_per_code: int = 256
     ) -> None:
-        """Start all codebooks from data. z: (n, d), modality: (n,). Give a large sample: 40 vectors a code, or more.
+        """Start all codebooks from data.
 
-        Modality codes are the mean vector of each modality (of everything, where one has no vectors); semantic levels
-        are k-means of the residuals, level after level, on at most `points_per_code` x K vectors chosen by `seed`.
+        Modality codes are the mean vector of each modality (of all vectors where a modality is absent). Semantic levels
+        are k-means of the residuals, level by level.
+
+        Args:
+            z: (n, d) vectors, 40 per code or more.
+            modality: (n,) integers.
+            seed: Seed of the random choices.
+            iterations: Maximum number of k-means iterations.
+            points_per_code: k-means uses at most this times K vectors.
+
+        Raises:
+            GeniusError: There are fewer vectors than codes.
         """
-        z = self.checked(z)
-        modality = self.checked_modality(modality, len(z))
+        z = self._checked(z)
+        modality = self._checked_modality(modality, len(z))
         if len(z) < self.codes_per_level:
             raise GeniusError(
                 f"{len(z)} vectors cannot start codebooks of {self.codes_per_level} codes. "
@@ -265,7 +319,7 @@ class Quantizer(nn.Module):
             )
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(z), generator=generator)[: points_per_code * self.codes_per_level].to(z.device)
-        count, total = _sums(z, modality, MODALITIES)
+        count, total = sums_by_code(z, modality, MODALITIES)
         means = torch.where(count[:, None] > 0, total / count.clamp_min(1)[:, None], z.mean(dim=0))
         self.book(0).restart(means, count)
         residual = z[rows] - means[modality[rows]]
@@ -278,18 +332,18 @@ class Quantizer(nn.Module):
     def _initialise_levels(self, residual: Tensor, generator: torch.Generator, iterations: int) -> None:
         for level in range(1, len(self.sizes)):
             codes = kmeans(residual, self.codes_per_level, generator, iterations)
-            assigned = _nearest_blocks(residual, codes)
+            assigned = nearest(residual, codes)
             self.book(level).restart(codes, torch.bincount(assigned, minlength=len(codes)).to(codes.dtype))
             residual = residual - codes[assigned]
 
     def _initialise_shared(self, residual: Tensor, generator: torch.Generator, iterations: int) -> None:
-        """Residuals shrink level by level, so each level first gets a part of the codes; then the levels share all."""
+        """Residuals shrink level by level: each level first gets a part of the codes, then all levels refine all."""
         parts, left = [], residual
         for level in range(self.levels):
             size = self.codes_per_level // self.levels + (level < self.codes_per_level % self.levels)
             if size > 0:
                 parts.append(kmeans(left, size, generator, iterations))
-                left = left - parts[-1][_nearest_blocks(left, parts[-1])]
+                left = left - parts[-1][nearest(left, parts[-1])]
         codes = torch.cat(parts)
         for _ in range(iterations):
             count, total = self._shared_sums(residual, codes)
@@ -298,19 +352,19 @@ class Quantizer(nn.Module):
         self.book(1).restart(codes, count)
 
     def _shared_sums(self, residual: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Number (K,) and sum (K, d) of the residuals that each code stands for, over all semantic levels."""
+        """Number (K,) and sum (K, d) of the residuals assigned to each code, over all semantic levels."""
         count, total = torch.zeros_like(codes[:, 0]), torch.zeros_like(codes)
         for _ in range(self.levels):
-            assigned = _nearest_blocks(residual, codes)
-            level_count, level_total = _sums(residual, assigned, len(codes))
+            assigned = nearest(residual, codes)
+            level_count, level_total = sums_by_code(residual, assigned, len(codes))
             count, total = count + level_count, total + level_total
             residual = residual - codes[assigned]
         return count, total
 
-    # --- report and checks -------------------------------------------------------------------------------------------
+    # Report and checks
 
     def report(self, codes: Tensor) -> CodeReport:
-        """codes: (n, levels + 1) of a collection -> how many codes it uses and how many items share an ID."""
+        """Statistics of the codes (n, levels + 1) of a collection."""
         codes = self._checked_codes(codes)
         if len(codes) == 0 or codes.shape[1] != len(self.sizes):
             raise GeniusError(
@@ -330,17 +384,20 @@ class Quantizer(nn.Module):
             perplexity=tuple(_perplexity(count) for count in used),
         )
 
-    def checked(self, z: Tensor) -> Tensor:
-        """Vectors that can be given codes, or GeniusError."""
+    def _checked(self, z: Tensor) -> Tensor:
         if z.ndim != 2 or z.shape[1] != self.dim:
             raise GeniusError(f"The quantizer needs vectors of shape (n, {self.dim}), but got {tuple(z.shape)}.")
         z = z.to(self.codebooks[0].dtype)
         if not torch.isfinite(z.sum()):
-            check_finite(torch.isfinite(z).all(dim=1))
+            bad = (~torch.isfinite(z).all(dim=1)).nonzero()[:, 0]
+            if len(bad):
+                raise GeniusError(
+                    f"{len(bad)} of {len(z)} vectors hold NaN or infinity (the first is row {int(bad[0])}), so that "
+                    "they have no codes. Check the input of these rows; in training, lower the learning rate."
+                )
         return z
 
-    def checked_modality(self, modality: Tensor, n: int) -> Tensor:
-        """First codes for n vectors, or GeniusError."""
+    def _checked_modality(self, modality: Tensor, n: int) -> Tensor:
         if modality.shape != (n,) or modality.is_floating_point():
             raise GeniusError(
                 f"There are {n} vectors, so modality must be {n} integers, but it has shape "
@@ -368,89 +425,6 @@ class Quantizer(nn.Module):
                 f"Row {row} has {name} code {int(codes[row, level])}, but only 0 to {self.sizes[level] - 1} exist. "
                 f"Codes must come from this quantizer."
             )
-
-
-def check_finite(finite: Tensor) -> None:
-    """finite: (n,) bool, whether a vector is made of numbers."""
-    bad = (~finite).nonzero()[:, 0]
-    if len(bad):
-        raise GeniusError(
-            f"{len(bad)} of {len(finite)} vectors hold NaN or infinity (the first in row {int(bad[0])}) and cannot be "
-            f"given codes. Check the input of these rows; in training, lower the learning rate."
-        )
-
-
-def kmeans(points: Tensor, k: int, generator: torch.Generator, iterations: int) -> Tensor:
-    """Lloyd's k-means. points: (n, d), n >= k -> centres (k, d), each the mean of its points.
-
-    Starts from k different points; a centre that loses all its points moves to one of the worst represented points.
-    """
-    centres = points[torch.randperm(len(points), generator=generator)[:k].to(points.device)]
-    before: Tensor | None = None
-    for _ in range(iterations):
-        assigned = _nearest_blocks(points, centres)
-        if before is not None and torch.equal(assigned, before):
-            break
-        count, total = _sums(points, assigned, k)
-        empty = (count == 0).nonzero()[:, 0]
-        error = (points - centres[assigned]).square().sum(dim=1) if len(empty) else count
-        centres = total / count.clamp_min(1)[:, None]
-        centres[empty] = points[error.topk(len(empty)).indices]
-        before = assigned
-    return centres
-
-
-def _sums(vectors: Tensor, assigned: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Number (k,) and sum (k, d) of the vectors (n, d) assigned (n,) to each code."""
-    count = torch.bincount(assigned, minlength=k).to(vectors.dtype)
-    return count, vectors.new_zeros(k, vectors.shape[1]).index_add_(0, assigned, vectors)
-
-
-def _nearest_blocks(vectors: Tensor, codebook: Tensor) -> Tensor:
-    """`_nearest` for any number of vectors, in blocks that stay in the cache."""
-    lengths = codebook.square().sum(dim=1)
-    nearest = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
-
-    @torch.no_grad()
-    def work(block: slice) -> None:
-        nearest[block] = _nearest(vectors[block], codebook, lengths)
-
-    over_blocks(work, len(vectors), ROWS)
-    return nearest
-
-
-def _nearest(vectors: Tensor, codebook: Tensor, lengths: Tensor) -> Tensor:
-    """Nearest code of each vector, the lowest index of equally near ones. (n, d), (K, d), |e|^2 (K,) -> (n,) int64.
-
-    |r - e|^2 is |e|^2 - 2 r.e up to a constant, one matrix product. Its rounding depends on the size of the batch, so
-    rows whose two best scores are closer than rounding can tell apart are decided by exact distances.
-    """
-    scores = torch.addmm(lengths, vectors, codebook.T, alpha=-2)
-    nearest = _lowest(scores)
-    lowest = scores.gather(1, nearest[:, None])[:, 0]
-    longest = lengths.max().sqrt()
-    # Eight standard deviations, and more, of the error of a float32 sum of d products.
-    rounding = 4 * torch.finfo(scores.dtype).eps * vectors.shape[1] ** 0.5
-    limit = lowest + rounding * longest * (longest + 2 * torch.linalg.vector_norm(vectors, dim=1))
-    runner_up = scores.scatter_(1, nearest[:, None], torch.inf).amin(dim=1)
-    close = (runner_up <= limit).nonzero()[:, 0]
-    if len(close):
-        candidates = (scores[close] <= limit[close, None]).scatter_(1, nearest[close, None], True)
-        nearest[close] = _nearest_exactly(vectors[close], codebook, candidates)
-    return nearest
-
-
-def _lowest(scores: Tensor) -> Tensor:
-    """Index of each row's lowest score, (n, K) -> (n,) int64. On a CPU, NumPy's is five times as fast as torch's."""
-    return torch.from_numpy(scores.numpy().argmin(axis=1)) if scores.is_cpu else scores.argmin(dim=1)
-
-
-def _nearest_exactly(vectors: Tensor, codebook: Tensor, candidates: Tensor) -> Tensor:
-    """Nearest of the candidate codes, by float64 distances. (m, d), (K, d), candidates (m, K) bool -> (m,) int64."""
-    distances = torch.full(candidates.shape, torch.inf, dtype=torch.float64, device=vectors.device)
-    for row, code in (pairs.unbind(1) for pairs in candidates.nonzero().split(4096)):
-        distances[row, code] = (vectors[row].double() - codebook[code].double()).square().sum(dim=1)
-    return distances.argmin(dim=1)  # the first of equal ones
 
 
 def _take(beams: Tensor, which: Tensor) -> Tensor:

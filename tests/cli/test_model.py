@@ -47,6 +47,11 @@ def test_push_asks_for_owner_and_name(folder: str) -> None:
         run("push", folder, "tiny")
 
 
+def test_push_asks_for_a_card_that_can_be_read(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(GeniusError, match="cannot be read as a model card"):
+        run("push", folder, "someone/tiny", "--card", str(tmp_path / "none.md"))
+
+
 def test_the_bundled_model_is_no_t5(tmp_path: Path) -> None:
     with pytest.raises(GeniusError, match="linear head"):
         run("t5", "mini", str(tmp_path / "out"))

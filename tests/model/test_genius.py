@@ -242,7 +242,7 @@ def test_a_bundled_name_and_a_folder_of_that_name(
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(BadModel, match=f"{folder} is not a whole model: {name} is missing. Copy"):
+    with pytest.raises(BadModel, match=f"{folder} is not a complete model: {name} is missing. Copy"):
         Genius.from_pretrained(folder)
 
 

@@ -11,11 +11,11 @@ from hub_standin import Hub, running_hub
 from huggingface_hub import constants
 
 from genius.encoders.base import Vectors
-from genius.errors import BadData, BadModel, GeniusError
+from genius.errors import BadModel, GeniusError
 from genius.model import genius as model_module
 from genius.model import hub as hub_module
 from genius.model.genius import Genius
-from genius.model.hub import fetch, push
+from genius.model.hub import fetch
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def some_vectors(count: int, dim: int) -> Vectors:
 
 def test_a_published_model_comes_back(hub: Hub) -> None:
     model = tiny_model(3)
-    assert push(model, "someone/tiny", private=True) == f"{hub.address}/someone/tiny"
+    assert model.push_to_hub("someone/tiny", private=True) == f"{hub.address}/someone/tiny"
     assert set(hub.repositories["someone/tiny"]) == {"config.json", "model.safetensors", "README.md"}
     assert hub.private == {"someone/tiny"}
     again = Genius.from_pretrained(fetch("someone/tiny"))
@@ -55,15 +55,15 @@ def test_a_published_model_comes_back(hub: Hub) -> None:
 
 
 def test_a_second_time_it_is_replaced_and_the_cache_follows(hub: Hub) -> None:
-    push(tiny_model(1), "someone/tiny")
+    tiny_model(1).push_to_hub("someone/tiny")
     first = fetch("someone/tiny")
-    push(tiny_model(2), "someone/tiny")
+    tiny_model(2).push_to_hub("someone/tiny")
     assert Genius.from_pretrained(fetch("someone/tiny")).fingerprint == tiny_model(2).fingerprint
     assert Genius.from_pretrained(first).fingerprint == tiny_model(1).fingerprint
 
 
 def test_only_what_a_model_needs_is_fetched(hub: Hub) -> None:
-    push(tiny_model(), "someone/tiny")
+    tiny_model().push_to_hub("someone/tiny")
     extra = {"training/decoder.pt": b"x", "decoder_step.onnx": b"x", "old.pkl": b"x"}
     hub.repositories["someone/tiny"] |= extra
     folder = fetch("someone/tiny")
@@ -81,28 +81,34 @@ def test_without_a_network_it_is_said_what_to_do(hub: Hub, monkeypatch: pytest.M
     with pytest.raises(BadModel, match="give that folder instead"):
         fetch("someone/tiny")
     with pytest.raises(GeniusError, match="there is a network"):
-        push(tiny_model(), "someone/tiny")
+        tiny_model().push_to_hub("someone/tiny")
 
 
 def test_without_the_right_to_write_nothing_is_published(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "wrong")
     with pytest.raises(GeniusError, match="hf auth whoami"):
-        push(tiny_model(), "someone/tiny")
+        tiny_model().push_to_hub("someone/tiny")
     assert not hub.repositories
 
 
-def test_a_card_of_ones_own_is_taken(hub: Hub, tmp_path: Path) -> None:
-    (tmp_path / "mine.md").write_text("# Mine\n")
-    push(tiny_model(), "someone/tiny", card=tmp_path / "mine.md")
+def test_a_card_is_published_with_the_model(hub: Hub) -> None:
+    tiny_model().push_to_hub("someone/tiny", card="# Mine\n")
     assert hub.repositories["someone/tiny"]["README.md"] == b"# Mine\n"
-    with pytest.raises(BadData, match="cannot be read as a model card"):
-        push(tiny_model(), "someone/tiny", card=tmp_path / "none.md")
+
+
+def test_the_plain_card_says_how_the_model_is_loaded(hub: Hub) -> None:
+    model = tiny_model()
+    model.push_to_hub("someone/tiny")
+    card = hub.repositories["someone/tiny"]["README.md"].decode()
+    assert card.startswith("---\nlibrary_name: genius-search\n")
+    assert 'Genius.from_pretrained("someone/tiny")' in card
+    assert model.fingerprint in card
 
 
 @pytest.mark.parametrize("name", ["tiny", "a/b/c", "someone/ti ny", ""])
 def test_what_is_not_owner_and_name_is_refused_before_anything_is_sent(hub: Hub, name: str) -> None:
     with pytest.raises(GeniusError, match="owner/name"):
-        push(tiny_model(), name)
+        tiny_model().push_to_hub(name)
     assert not hub.seen
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.model.fusion import Fusion
-from genius.model.quantizer import Codebook, Quantizer, kmeans
+from genius.model.kmeans import kmeans
+from genius.model.quantizer import Codebook, Quantizer
 
 seeds = st.integers(0, 10_000)
 
