@@ -47,8 +47,6 @@ class SearchOptions:
             raise GeniusError(f"ids is the string {self.ids!r}. Write a list of ids.")
         if self.mode not in MODES:
             raise GeniusError(f"There is no search mode {self.mode!r}. Choose one of {', '.join(MODES)}.")
-        if isinstance(self.ids, str):
-            raise GeniusError(f"ids is the string {self.ids!r}. Write a list of ids.")
 
 
 class SearchKeywords(TypedDict, total=False):
