@@ -1,7 +1,6 @@
-"""Conditions on items: SQL as Lance (DataFusion) reads it, such as `lang = 'en' AND year >= 2000`.
+"""Filters on items: SQL expressions that Lance (DataFusion) evaluates, such as `lang = 'en' AND year >= 2000`.
 
-Lance parses and evaluates them; this module only lets through what is safe to hand to it from anyone: comparisons and a
-few harmless functions, of a bounded size. Knows nothing of items or indexes.
+This module decides which expressions may come from anyone: comparisons and a few harmless functions, of limited size.
 """
 
 import re
@@ -9,19 +8,19 @@ from collections.abc import Collection
 
 from genius.errors import GeniusError
 
-LONGEST = 10_000  # characters
-OPERATIONS = 300  # names, keywords and operators; a chain of about a thousand overflows DataFusion's stack
-WILDCARDS = 100  # in one pattern; thousands take minutes to match
+MAX_LENGTH = 10_000  # characters
+MAX_OPERATIONS = 300  # names, keywords and operators; about a thousand in a row overflow DataFusion's stack
+MAX_WILDCARDS = 100  # of one pattern; thousands take minutes to match
 FUNCTIONS = (
     *("abs", "cast", "coalesce", "contains", "ends_with", "length", "lower", "round", "starts_with", "trim"),
     *("try_cast", "upper"),
 )
 _BEFORE_BRACKETS = {*FUNCTIONS, "and", "between", "case", "else", "in", "like", "not", "or", "then", "when"}
-_JOINING = {  # words between two values, which say how they belong together
+_JOINING = {  # keywords between two values
     *("and", "as", "between", "case", "distinct", "else", "escape", "from", "ilike", "in", "is", "like", "not", "or"),
     *("similar", "then", "to", "when"),
 }
-_TYPES = {"date", "interval", "time", "timestamp"}  # of the quoted value behind them
+_TYPES = {"date", "interval", "time", "timestamp"}  # stand before a quoted value
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
     | (?P<quoted>'[^']*'|"[^"]*"|`[^`]*`)
@@ -33,43 +32,48 @@ _TOKEN = re.compile(
 )
 
 
-def check_condition(where: str, hidden: Collection[str] = ()) -> None:
-    """Refuses what is no condition at all, and what could take endless time or memory to evaluate.
+def check_filter(where: str, hidden: Collection[str] = ()) -> None:
+    """Refuse a filter that is malformed, or that could take unlimited time or memory.
 
-    hidden: columns that are there but are none of a condition's business, in lower case.
+    Args:
+        where: The filter.
+        hidden: Columns of the dataset that filters must not name, in lower case.
+
+    Raises:
+        GeniusError: The filter is refused; the message says why.
     """
     if not isinstance(where, str) or not where.strip():
-        raise GeniusError(f"{where!r} is not a condition. Write one such as \"lang = 'en' AND year >= 2000\".")
-    if len(where) > LONGEST:
-        raise GeniusError(f"The condition has {len(where):,} characters; at most {LONGEST:,} are read. Use `ids`.")
+        raise GeniusError(f"{where!r} is not a filter. Write one such as \"lang = 'en' AND year >= 2000\".")
+    if len(where) > MAX_LENGTH:
+        raise GeniusError(f"The filter has {len(where):,} characters; at most {MAX_LENGTH:,} are allowed. Use `ids`.")
     before: re.Match[str] | None = None  # the last token
-    previous: re.Match[str] | None = None  # the last one that is not space
+    previous: re.Match[str] | None = None  # the last token that is not space
     position = operations = 0
     while position < len(where):
         token = _TOKEN.match(where, position)
         if token is None:
-            raise _refused(where, f"{where[position]!r} at character {position + 1} has no place in it")
+            raise _refused(where, f"{where[position]!r} at character {position + 1} is not allowed")
         text, kind = token[0], token.lastgroup
         if kind == "quoted" and before is not None and before.lastgroup == "word":
             raise _refused(where, f"there must be a space before {text}")
-        if kind == "quoted" and text.count("%") + text.count("_") > WILDCARDS:
-            raise _refused(where, f"a value may hold at most {WILDCARDS} of the characters % and _")
+        if kind == "quoted" and text.count("%") + text.count("_") > MAX_WILDCARDS:
+            raise _refused(where, f"a value may hold at most {MAX_WILDCARDS} of the characters % and _")
         called = previous if text == "(" and previous and previous.lastgroup in ("word", "quoted") else None
         if called and called[0].lower() not in _BEFORE_BRACKETS:
             raise _refused(where, f"there is no function {called[0]}; there are {', '.join(FUNCTIONS)}")
-        doubled = kind == "quoted" and before is not None and before.lastgroup == "quoted"  # a quote within quotes
+        doubled = kind == "quoted" and before is not None and before.lastgroup == "quoted"  # an escaped quote
         if previous and not called and not doubled and _ends_value(previous) and _begins_value(token, previous):
             raise _refused(where, f"there is no operator such as = or AND before {text}")
         name = text.strip("`").lower() if kind == "word" or text[0] == "`" else ""
         if name.startswith("_") or name in hidden:
             raise _refused(where, f"there is no field {text}")
-        minus = text[0] == "-" and previous is not None and previous[0] not in "(,"  # elsewhere than in a list
+        minus = text[0] == "-" and previous is not None and previous[0] not in "(,"  # not the sign of a number in a list
         operations += kind in ("word", "operator") or minus
         before, position = token, token.end()
         previous = previous if kind == "space" else token
-    if operations > OPERATIONS:
+    if operations > MAX_OPERATIONS:
         raise GeniusError(
-            f"The condition has {operations} names and operators; at most {OPERATIONS} are read. Write a list of "
+            f"The filter has {operations} names and operators; at most {MAX_OPERATIONS} are allowed. Write a list of "
             "values as `field IN (...)`, and a list of ids as `ids`."
         )
 
@@ -87,29 +91,29 @@ def _begins_value(token: re.Match[str], previous: re.Match[str]) -> bool:
 
 
 def _is_name(token: re.Match[str]) -> bool:
-    """Also null, true and false, which stand where a name can stand."""
+    """Names, and null, true and false, which stand where a name can stand."""
     return token.lastgroup == "word" and token[0].lower() not in _JOINING
 
 
-def unusable(where: str, error: Exception, fields: dict[str, str]) -> GeniusError:
-    """What Lance says about a condition, as a sentence. fields: what can stand in one, and the kind of each."""
+def filter_error(where: str, error: Exception, fields: dict[str, str]) -> GeniusError:
+    """Turn an error of Lance about a filter into a sentence. fields: what filters can name, and the types."""
     reason = re.sub(r",? (?:location: )?/\S+\.rs:\d+:\d+", "", str(error))
     reason = re.sub(r"^(?:Invalid user input: |External error: |Query Execution error: )+", "", reason)
     reason = re.sub(r"\. Valid fields are.*", "", reason, flags=re.DOTALL)
     reason = re.sub(r".*\((?:sql parser error|ParserError)\W*(.*)\)$", r"\1", reason.strip(), flags=re.DOTALL)
     reason = re.sub(r"^Error resolving filter expression .*: Invalid user input: |^Schema error: ", "", reason)
-    known = ", ".join(f"{_quoted(name)} ({kind})" for name, kind in fields.items())
+    known = ", ".join(f"{_quoted(name)} ({type})" for name, type in fields.items())
     return _refused(where, reason.strip().rstrip("."), f" The fields of this index are {known}.")
 
 
 def _refused(where: str, reason: str, more: str = "") -> GeniusError:
     shown = where if len(where) <= 200 else where[:200] + " ..."
     return GeniusError(
-        f"The condition {shown!r} cannot be used: {reason}. A condition compares fields with values, as in "
+        f"The filter {shown!r} cannot be used: {reason}. A filter compares fields with values, as in "
         f"\"lang = 'en' AND year >= 2000\".{more}"
     )
 
 
 def _quoted(name: str) -> str:
-    """A field's name as a condition must spell it."""
+    """A field name as it must be written in a filter."""
     return name if name.isidentifier() else f"`{name}`"

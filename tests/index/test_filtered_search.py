@@ -1,4 +1,4 @@
-"""Searching an index within ids, conditions and kinds: as if the other items were not there."""
+"""Searching an index within ids, filters and modalities: as if the other items were not there."""
 
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,7 @@ def test_a_field_keeps_the_kind_it_had_first(index):
         ("embedding IS NULL", "no field embedding"),
         ("repeat(lang, 1000000000) = 'a'", "no function repeat"),
         ("((((((((((((((((((((((((((((((((((((((((((((((((((((((((((((good", "recursion limit"),
-        ("", "is not a condition"),
+        ("", "is not a filter"),
     ],
 )
 def test_bad_conditions_are_answered_with_a_sentence(index, where, sentence):
@@ -277,7 +277,7 @@ def test_only_the_last_filters_are_remembered(index, monkeypatch):
 def test_changes_do_not_make_the_index_read_itself_anew(index, monkeypatch):
     index.search(Query(text="cat"))
     with monkeypatch.context() as patch:
-        patch.setattr(snapshot, "_read_all", None)
+        patch.setattr(snapshot, "_load", None)
         index.add([Item("new", "a cat", metadata={"brand new": "x"})])
         index.upsert([Item("i3", "changed"), Item("newer", "a cow", metadata={"newest": "x"})])
         index.delete("i4")

@@ -1,9 +1,9 @@
-"""What may stand in a condition, and what is refused with a sentence."""
+"""What may stand in a filter, and what is refused with a sentence."""
 
 import pytest
 
 from genius.errors import GeniusError
-from genius.index.filters import LONGEST, OPERATIONS, WILDCARDS, check_condition, unusable
+from genius.index.filters import MAX_LENGTH, MAX_OPERATIONS, MAX_WILDCARDS, check_filter, filter_error
 
 
 @pytest.mark.parametrize(
@@ -18,21 +18,21 @@ from genius.index.filters import LONGEST, OPERATIONS, WILDCARDS, check_condition
         "größe != 3",
         f"year IN ({','.join(['1'] * 4000)})",
         f"year IN ({', '.join(['-1'] * 1000)})",
-        " AND ".join(["a = 1"] * (OPERATIONS // 3)),
+        " AND ".join(["a = 1"] * (MAX_OPERATIONS // 3)),
         "cast(year AS int unsigned) = 5 OR day = date '2020-01-01' OR NOT (ok) AND year IS NOT DISTINCT FROM -5",
     ],
 )
-def test_conditions_are_let_through(where):
-    check_condition(where, hidden=["codes"])
+def test_filters_are_let_through(where):
+    check_filter(where, hidden=["codes"])
 
 
 @pytest.mark.parametrize(
     ("where", "sentence"),
     [
-        ("", "is not a condition"),
-        (" \n", "is not a condition"),
-        (5, "5 is not a condition"),
-        ("a = '" + "x" * LONGEST + "'", "10,006 characters"),
+        ("", "is not a filter"),
+        (" \n", "is not a filter"),
+        (5, "5 is not a filter"),
+        ("a = '" + "x" * MAX_LENGTH + "'", "10,006 characters"),
         ("repeat('x', 1000000000) = 'a'", "no function repeat; there are abs, cast"),
         ("repeat ('x', 1000000000) = 'a'", "no function repeat"),
         ("`repeat`('x', 1000000000) = 'a'", "no function `repeat`"),
@@ -48,7 +48,7 @@ def test_conditions_are_let_through(where):
         ("id = E'a\\'b'", "must be a space before"),
         ("year" + "-1" * 400 + " > 0", "402 names and operators; at most 300"),
         ("year IS NULL" + " IS NULL" * 200, "names and operators"),
-        ("text LIKE '" + "%a" * (WILDCARDS + 1) + "'", "at most 100 of the characters % and _"),
+        ("text LIKE '" + "%a" * (MAX_WILDCARDS + 1) + "'", "at most 100 of the characters % and _"),
         ("codes IS NULL", "no field codes"),
         ("`Codes` IS NULL", "no field `Codes`"),
         ("_rowid = 0", "no field _rowid"),
@@ -63,14 +63,14 @@ def test_conditions_are_let_through(where):
 )
 def test_anything_else_is_refused(where, sentence):
     with pytest.raises(GeniusError, match=sentence):
-        check_condition(where, hidden=["codes"])
+        check_filter(where, hidden=["codes"])
 
 
 def test_what_lance_says_becomes_a_sentence():
     error = ValueError(
         "Invalid user input: No field named b. Valid fields are _rowid., /home/x/lance/scanner.rs:839:33"
     )
-    assert str(unusable("b = 1", error, {"id": "text", "shoe size": "number"})) == (
-        "The condition 'b = 1' cannot be used: No field named b. A condition compares fields with values, as in "
+    assert str(filter_error("b = 1", error, {"id": "text", "shoe size": "number"})) == (
+        "The filter 'b = 1' cannot be used: No field named b. A filter compares fields with values, as in "
         "\"lang = 'en' AND year >= 2000\". The fields of this index are id (text), `shoe size` (number)."
     )
