@@ -1,26 +1,101 @@
-"""GENIUS: generative multimodal search. The public names, nothing else; each is loaded when first used."""
+"""GENIUS: generative multimodal search. The public names, each loaded when first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Genius", "GeniusError", "Hit", "Index", "Item", "Modality", "Query", "__version__"]
+__all__ = [
+    "AddReport",
+    "BadData",
+    "BadImage",
+    "BadIndex",
+    "BadItem",
+    "BadModel",
+    "Branch",
+    "CodeChild",
+    "CodePage",
+    "CodedItem",
+    "CompactReport",
+    "Decoder",
+    "DecoderRuntime",
+    "Encoder",
+    "ExportReport",
+    "Fusion",
+    "Genius",
+    "GeniusError",
+    "Header",
+    "Hit",
+    "Hits",
+    "Index",
+    "IndexInfo",
+    "Item",
+    "MissingExtra",
+    "Modality",
+    "Prepared",
+    "Problem",
+    "Quantizer",
+    "Query",
+    "SearchKeywords",
+    "SearchOptions",
+    "SearchResult",
+    "Searcher",
+    "TopK",
+    "Vectors",
+    "Version",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from genius.data.items import Item, Modality, Query
-    from genius.errors import GeniusError
-    from genius.index.index import Hit, Index
+    from genius.encoders.base import Encoder, Prepared, Vectors
+    from genius.errors import BadData, BadImage, BadIndex, BadItem, BadModel, GeniusError, MissingExtra
+    from genius.index.commits import CompactReport
+    from genius.index.export import ExportReport
+    from genius.index.index import Index, IndexInfo
+    from genius.index.session import Version
+    from genius.index.storage import Header
+    from genius.index.verify import Problem
+    from genius.model.decoder import Decoder
+    from genius.model.decoder_runtime import DecoderRuntime
+    from genius.model.fusion import Fusion
     from genius.model.genius import Genius
+    from genius.model.quantizer import Quantizer
+    from genius.search.options import SearchKeywords, SearchOptions
+    from genius.search.results import (
+        AddReport,
+        Branch,
+        CodeChild,
+        CodedItem,
+        CodePage,
+        Hit,
+        Hits,
+        SearchResult,
+        TopK,
+    )
+    from genius.search.searcher import Searcher
 
-_HOMES = {
-    "Genius": "genius.model.genius",
-    "GeniusError": "genius.errors",
-    "Hit": "genius.index.index",
-    "Index": "genius.index.index",
-    "Item": "genius.data.items",
-    "Modality": "genius.data.items",
-    "Query": "genius.data.items",
+_MODULES = {
+    "genius.data.items": ["Item", "Modality", "Query"],
+    "genius.encoders.base": ["Encoder", "Prepared", "Vectors"],
+    "genius.errors": ["BadData", "BadImage", "BadIndex", "BadItem", "BadModel", "GeniusError", "MissingExtra"],
+    "genius.index.commits": ["CompactReport"],
+    "genius.index.export": ["ExportReport"],
+    "genius.index.index": ["Index", "IndexInfo"],
+    "genius.index.session": ["Version"],
+    "genius.index.storage": ["Header"],
+    "genius.index.verify": ["Problem"],
+    "genius.model.decoder": ["Decoder"],
+    "genius.model.decoder_runtime": ["DecoderRuntime"],
+    "genius.model.fusion": ["Fusion"],
+    "genius.model.genius": ["Genius"],
+    "genius.model.quantizer": ["Quantizer"],
+    "genius.search.options": ["SearchKeywords", "SearchOptions"],
+    "genius.search.results": [
+        *("AddReport", "Branch", "CodeChild", "CodePage", "CodedItem", "Hit", "Hits", "SearchResult", "TopK"),
+    ],
+    "genius.search.searcher": ["Searcher"],
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

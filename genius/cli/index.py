@@ -39,8 +39,9 @@ from genius.errors import BadData, BadItem
 
 if TYPE_CHECKING:
     from genius.data.items import Item
-    from genius.index.index import AddReport, Index
+    from genius.index.index import Index
     from genius.index.verify import Problem
+    from genius.search.results import AddReport
 
 index_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Create, change, inspect and maintain an index."

@@ -14,7 +14,7 @@ from genius.cli.items import item_dict
 from genius.search.options import Mode, SearchOptions
 
 if TYPE_CHECKING:
-    from genius.index.index import Hit
+    from genius.search.results import Hit
 
 EPILOG = examples(
     'genius search photos.genius "a cat asleep on a sofa" --target image',

@@ -15,7 +15,7 @@ from genius.data.images import load_image
 from genius.data.items import ImageSource, Modality, Query
 
 if TYPE_CHECKING:
-    from genius.index.index import Hit
+    from genius.search.results import Hit
 
 MODALITY_NAMES = {Modality.IMAGE: "image", Modality.TEXT: "text", Modality.IMAGE_TEXT: "image + text"}
 THUMBNAIL = 128

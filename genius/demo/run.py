@@ -28,8 +28,9 @@ from genius.errors import BadIndex
 from genius.search.options import SearchOptions
 
 if TYPE_CHECKING:
-    from genius.index.index import Hit, Index
+    from genius.index.index import Index
     from genius.model.genius import Genius
+    from genius.search.results import Hit
 
 HITS = 5
 _STYLES = ("green", "yellow", "magenta")

@@ -67,7 +67,9 @@ def check_filter(where: str, hidden: Collection[str] = ()) -> None:
         name = text.strip("`").lower() if kind == "word" or text[0] == "`" else ""
         if name.startswith("_") or name in hidden:
             raise _refused(where, f"there is no field {text}")
-        minus = text[0] == "-" and previous is not None and previous[0] not in "(,"  # not the sign of a number in a list
+        minus = (
+            text[0] == "-" and previous is not None and previous[0] not in "(,"
+        )  # not the sign of a number in a list
         operations += kind in ("word", "operator") or minus
         before, position = token, token.end()
         previous = previous if kind == "space" else token

@@ -19,7 +19,7 @@ from genius.data.images import image_bytes
 from genius.data.items import Item, printable
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import BadImage, BadIndex, BadItem, GeniusError
-from genius.index.session import Collection
+from genius.index.session import Session
 from genius.index.snapshot import Snapshot, reading
 from genius.index.storage import (
     ITEM_COLUMNS,
@@ -47,7 +47,7 @@ OnCommit = Callable[[list[str]], None]
 
 
 def add_items(
-    collection: Collection,
+    session: Session,
     items: Iterable[Item | BadItem],
     replace: bool,
     progress: bool = False,
@@ -56,14 +56,14 @@ def add_items(
     """Add items. An item whose id is taken replaces the stored one, or is refused.
 
     Args:
-        collection: The index.
+        session: The index.
         items: The items. A BadItem is passed on to the report.
         replace: Whether items replace stored ones.
         progress: Show a progress bar.
         on_commit: Called after each commit with the ids that it wrote.
     """
-    collection.prepare_writing()
-    ingest = _Ingest(collection, replace, on_commit)
+    session.prepare_writing()
+    ingest = _Ingest(session, replace, on_commit)
     total = len(items) if isinstance(items, Sequence) else None
     with ThreadPoolExecutor(os.cpu_count()) as pool, show_progress("indexing", total, progress) as advance:
         for batch in _batches(items, BATCH):
@@ -157,9 +157,9 @@ class _NewRow:
 class _Ingest:
     """State of one `add_items` call: `add` encodes a batch, `commit` writes the encoded rows."""
 
-    def __init__(self, collection: Collection, replace: bool, on_commit: OnCommit | None) -> None:
-        self.collection, self.replace, self.on_commit = collection, replace, on_commit
-        snapshot = collection.snapshot
+    def __init__(self, session: Session, replace: bool, on_commit: OnCommit | None) -> None:
+        self.session, self.replace, self.on_commit = session, replace, on_commit
+        snapshot = session.snapshot
         self.header, self.model = snapshot.header, snapshot.model  # loads the model before the first item is read
         self.report = AddCounts()
         self._start_commit()
@@ -176,7 +176,7 @@ class _Ingest:
         ids = [item.id for item in batch if isinstance(item, Item)]
         if not self.ids.isdisjoint(ids):  # commit first: an item is compared with the one that it replaces
             self.commit()
-        snapshot = self.collection.snapshot
+        snapshot = self.session.snapshot
         stored = snapshot.find(ids)
         old = old_rows(snapshot, stored, _COMPARED)
         rows: list[_NewRow] = []
@@ -236,7 +236,7 @@ class _Ingest:
         if self.ids:
             version = self.versions.pop() if len(self.versions) == 1 else None
             rows = EncodedRows(pa.concat_tables(self.tables), self.metadata, self.stored, version)
-            write(self.collection, self.header, rows, self.replace, _COMPARED, self.report, self.on_commit)
+            write(self.session, self.header, rows, self.replace, _COMPARED, self.report, self.on_commit)
         self._start_commit()
 
 
@@ -316,7 +316,7 @@ class EncodedRows:
 
 
 def write(
-    collection: Collection,
+    session: Session,
     header: Header,
     rows: EncodedRows,
     replace: bool,
@@ -330,10 +330,10 @@ def write(
     otherwise.
     """
     table, metadata = rows.table, rows.metadata
-    with collection.writing() as snapshot:
+    with session.writing() as snapshot:
         if not snapshot.header.accepts_rows_of(header):
             raise BadIndex(
-                f"Another process encoded {collection.path} again in the meantime. Earlier commits are safe; repeat "
+                f"Another process encoded {session.path} again in the meantime. Earlier commits are safe; repeat "
                 "the command."
             )
         stored = rows.stored if snapshot.version == rows.version else snapshot.find(table["id"])
@@ -349,7 +349,7 @@ def write(
             metadata = None if metadata is None else list(compress(metadata, ~taken))
         gone = np.array(sorted(chain.from_iterable(stored.values())), np.int64)
         if len(table):
-            collection.change(gone, table, metadata)
+            session.change(gone, table, metadata)
     report.added += len(table)
     report.replaced += len(gone)
     if on_commit is not None and len(table):

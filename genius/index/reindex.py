@@ -21,7 +21,7 @@ from genius.index.ingest import (
     to_table,
     with_stored_vectors,
 )
-from genius.index.session import Collection
+from genius.index.session import Session
 from genius.index.snapshot import Snapshot, scan
 from genius.index.storage import ITEM_COLUMNS, Header, metadata_fields, row_to_item
 from genius.model.genius import Genius
@@ -29,16 +29,16 @@ from genius.runtime.progress import show_progress
 from genius.search.results import AddReport
 
 
-def reindex(collection: Collection, model: Genius | None, source: str | None, progress: bool = False) -> AddReport:
+def reindex(session: Session, model: Genius | None, source: str | None, progress: bool = False) -> AddReport:
     """Encode all items again from their texts and images, in one commit. See `Index.reindex`.
 
     Args:
-        collection: The index.
+        session: The index.
         model: The new model; None for the present one.
         source: Where the new model can be loaded from.
         progress: Show a progress bar.
     """
-    with collection.writing() as snapshot:
+    with session.writing() as snapshot:
         other = model is not None and model.fingerprint != snapshot.header.fingerprint
         model = model or snapshot.model
         header = replace(
@@ -50,19 +50,19 @@ def reindex(collection: Collection, model: Genius | None, source: str | None, pr
             generation=snapshot.header.generation + 1,
         )
         if other:
-            _check_content(collection, snapshot)
+            _check_content(session, snapshot)
         work = _Reindex(snapshot, header, model, other)
         with show_progress("encoding again", len(snapshot), progress) as advance:
-            collection.replace_all(header, model, work.tables(advance))
+            session.replace_all(header, model, work.tables(advance))
         return work.report.result()
 
 
-def _check_content(collection: Collection, snapshot: Snapshot) -> None:
+def _check_content(session: Session, snapshot: Snapshot) -> None:
     """Check that all items can be encoded, before hours of encoding."""
     without_content = snapshot.dataset.count_rows(filter="hash IS NULL")
     if without_content:
         raise BadIndex(
-            f"{without_content:,} items of {collection.path} were added as vectors: there is no content that another "
+            f"{without_content:,} items of {session.path} were added as vectors: there is no content that another "
             "model could encode. Delete them first, or keep the model; nothing was changed."
         )
     missing = []
@@ -71,7 +71,7 @@ def _check_content(collection: Collection, snapshot: Snapshot) -> None:
         missing += [id for id, path in pairs if path is not None and not os.path.isfile(path)]
     if missing:
         raise BadIndex(
-            f"The images of {len(missing):,} items of {collection.path} are missing (the first is {missing[0]!r}). Put "
+            f"The images of {len(missing):,} items of {session.path} are missing (the first is {missing[0]!r}). Put "
             "them back, or delete the items (`genius index verify` lists them); nothing was changed."
         )
 

@@ -1,10 +1,11 @@
-"""Collection: an index folder as this process sees it. Many may read it at once, one writes at a time.
+"""Session: an index folder as this process sees it. Many may read at once; one writes at a time.
 
-Holds the snapshot that is read from, looks for newer ones, and lets writers in one after the other, in this process and
-in others. Knows nothing of how items become rows, or of searching.
+Holds the snapshot that is read, looks for newer versions, and lets writers in one after the other, across processes.
 """
 
 import logging
+import os
+import shutil
 import threading
 import time
 import weakref
@@ -26,59 +27,100 @@ from genius.index.commits import (
     add_fields,
     change,
     compact,
+    create_dataset,
     drop_fragments,
     merge_small,
     replace_all,
     writing_to,
 )
-from genius.index.snapshot import Snapshot, Unreadable, reading
-from genius.index.storage import Header, field_columns, metadata_fields
+from genius.index.snapshot import Snapshot, Unreadable, check_model, reading
+from genius.index.storage import ITEMS, Header, field_columns, metadata_fields, open_dataset
 from genius.model.genius import Genius
 
 LOCK = "write.lock"
-RETRIES = 5  # when files are removed while they are being read
+RETRIES = 5  # when another process removes files while they are read
 _NONE = np.zeros(0, np.int64)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Version:
-    """A state of the index that `Index.open(path, version=number)` opens."""
+    """A version of an index, which `Index.open(path, version=number)` opens."""
 
     number: int
     time: datetime
     items: int
 
 
-class Collection:
-    """pinned: an older version that is to stay as it is; every: seconds after which a newer version is looked for, in a
-    thread beside the readers (0: before each reading; None: never); wait: seconds that a writer waits for another one.
+class Session:
+    """An open index folder.
+
+    Args:
+        path: The folder.
+        snapshot: The version to read.
+        pinned: Whether to stay at this version, which cannot be written to.
+        refresh: Seconds between looks for a newer version, in a thread of its own. 0 looks before every read, None
+            never.
+        wait: Seconds that a writer waits for another one.
     """
 
     def __init__(
-        self, path: Path, snapshot: Snapshot, pinned: bool = False, every: float | None = None, wait: float = 10.0
+        self, path: Path, snapshot: Snapshot, pinned: bool = False, refresh: float | None = None, wait: float = 10.0
     ) -> None:
         self.path = path
         self._snapshot = snapshot
         self._pinned = pinned
-        self._always = every == 0
+        self._always = refresh == 0
         self._wait = wait
-        self._changing = threading.RLock()  # of the snapshot, by threads
-        self._lock = FileLock(path / LOCK, timeout=wait)  # by processes, and by threads too
-        if every and not pinned:
-            threading.Thread(target=_keep_fresh, args=(weakref.ref(self), every), daemon=True).start()
+        self._changing = threading.RLock()  # guards the snapshot between threads
+        self._lock = FileLock(path / LOCK, timeout=wait)  # lets in one writer among all processes and threads
+        if refresh and not pinned:
+            threading.Thread(target=_keep_fresh, args=(weakref.ref(self), refresh), daemon=True).start()
+
+    @classmethod
+    def create(cls, path: Path, model: Genius, embeddings: bool, store_images: bool) -> "Session":
+        """Create an empty index in a folder that is empty or does not exist."""
+        _check_free(path)
+        if max(model.sizes) > 1 << 16:
+            raise BadIndex(
+                f"The model has levels of {max(model.sizes)} codes; an index holds at most {1 << 16} per level."
+            )
+        header = Header(source_of(model), model.fingerprint, tuple(model.sizes), model.dim, embeddings, store_images)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with FileLock(path / LOCK):
+                _check_free(path)  # another process may have been faster
+                shutil.rmtree(path / ITEMS, ignore_errors=True)
+                try:
+                    dataset = create_dataset(path, header)
+                except OSError:
+                    shutil.rmtree(path / ITEMS, ignore_errors=True)
+                    raise
+        except OSError as error:
+            raise BadIndex(f"{path} cannot be created ({error}). Check the path and its permissions.") from error
+        return cls(path, Snapshot(dataset, model))
+
+    @classmethod
+    def open(
+        cls, path: Path, model: Genius | None, version: int | None, refresh: float | None, wait: float
+    ) -> "Session":
+        """Open an index at its latest version, or pinned to an older one."""
+        snapshot = Snapshot(open_dataset(path, version), model)
+        if model is not None:
+            check_model(path, snapshot.header, model)
+        return cls(path, snapshot, version is not None, refresh, wait)
 
     # Reading
 
     @property
     def snapshot(self) -> Snapshot:
-        """What was last seen."""
+        """The version that is read."""
         if self._always:
             self.refresh()
         return self._snapshot
 
     def refresh(self) -> bool:
-        """Whether there was a newer version; it is read from now on."""
+        """Move on to the latest version. Returns whether there was a newer one."""
         if self._pinned:
             return False
         with self._changing:
@@ -95,7 +137,7 @@ class Collection:
         raise AssertionError
 
     def read(self, read: Callable[[Snapshot], T]) -> T:
-        """What `read` finds in the snapshot; in the latest one, if another process has removed this one's files."""
+        """Call `read` with the snapshot. If another process removed its files, call it again with the latest one."""
         for _ in range(RETRIES):
             snapshot = self.snapshot
             try:
@@ -106,7 +148,7 @@ class Collection:
         return read(self.snapshot)
 
     def versions(self) -> list[Version]:
-        """Those that can still be opened, oldest first."""
+        """The versions that can still be opened, oldest first."""
         dataset = self.snapshot.dataset
         with reading(dataset):
             found = cast(list[dict[str, Any]], dataset.versions())
@@ -117,7 +159,7 @@ class Collection:
     # Writing
 
     def prepare_writing(self) -> Snapshot:
-        """The latest version, if it may be changed."""
+        """Return the latest version. Raises BadIndex if the session is pinned."""
         if self._pinned:
             raise BadIndex(
                 f"{self.path} was opened at version {self._snapshot.version}, which does not change. Open the index "
@@ -128,7 +170,7 @@ class Collection:
 
     @contextmanager
     def writing(self) -> Iterator[Snapshot]:
-        """Alone: no other process or thread writes, and the snapshot is the latest version."""
+        """Hold the write lock. Gives the latest version, which no other process or thread can change meanwhile."""
         self.prepare_writing()
         with writing_to(self.path):
             try:
@@ -157,11 +199,11 @@ class Collection:
         with writing_to(self.path):
             if table is not None:
                 table = self._with_fields(table, [{}] * len(table) if metadata is None else metadata)
-            self._go_on(change(self._snapshot.dataset, gone, table), gone)
-        with suppress(OSError):  # the change is made; there will be another time to tidy up
+            self._move_to(change(self._snapshot.dataset, gone, table), gone)
+        with suppress(OSError):  # the change itself is committed; a later one can merge files
             merged = merge_small(self._snapshot.dataset)
             if merged is not None:
-                self._go_on(merged, _NONE)
+                self._move_to(merged, _NONE)
 
     def _with_fields(self, table: pa.Table, metadata: Sequence[dict[str, Any]]) -> pa.Table:
         """Append the columns of the metadata fields; the dataset gets the new ones."""
@@ -170,51 +212,69 @@ class Collection:
         columns = field_columns(metadata, known, table.schema.names)
         new = [pa.field(name, column.type) for name, column in columns.items() if name not in known]
         if new:
-            self._go_on(add_fields(dataset, new), _NONE)
+            self._move_to(add_fields(dataset, new), _NONE)
         for name, column in columns.items():
             table = table.append_column(name, column)
         return table
 
-    def _go_on(self, dataset: lance.LanceDataset, gone: np.ndarray | None = None) -> None:
-        """Read from the version that was just written."""
+    def _move_to(self, dataset: lance.LanceDataset, gone: np.ndarray | None = None) -> None:
+        """Read from the version that was just written. gone: deleted row ids, if known."""
         with self._changing:
-            if self._snapshot.version < dataset.version:  # a thread that refreshes may have come first
+            if self._snapshot.version < dataset.version:  # a refreshing thread may have been faster
                 self._snapshot = self._snapshot.after(dataset, gone)
 
     def replace_all(self, header: Header, model: Genius, tables: Iterable[pa.Table]) -> None:
-        """Other rows and another header in one step. To be called while `writing`."""
+        """Replace header and rows in one commit. Call it inside `writing`."""
         with writing_to(self.path):
             dataset = replace_all(self._snapshot.dataset, header, tables)
         with self._changing:
             self._snapshot = Snapshot(dataset, model)
 
     def drop_fragments(self, numbers: Sequence[int]) -> int:
-        """How many items went with these fragments."""
+        """Remove fragments, readable or not. Returns the number of removed items."""
         with self.writing() as snapshot, writing_to(self.path):
-            self._go_on(drop_fragments(snapshot.dataset, numbers))
+            self._move_to(drop_fragments(snapshot.dataset, numbers))
             return len(snapshot) - len(self._snapshot)
 
     def compact(self, keep: timedelta | None) -> CompactReport:
+        """Merge small files and remove versions older than `keep`; None keeps all."""
         with self.writing() as snapshot, writing_to(self.path):
             dataset, report = compact(snapshot.dataset, keep)
-            self._go_on(dataset)
+            self._move_to(dataset)
         return report
 
 
-def _keep_fresh(collection: "weakref.ref[Collection]", every: float) -> None:
-    """Look for newer versions until nobody uses the collection any more. What cannot be read is said once, and tried
-    again."""
-    said = ""
+def source_of(model: Genius) -> str | None:
+    """What `Genius.from_pretrained` loads the model from, also in another working directory."""
+    return os.path.abspath(model.source) if model.source and os.path.isdir(model.source) else model.source
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder that holds anything but the remains of an interrupted creation."""
+    if not folder.exists():
+        return
+    manifests = folder / ITEMS / "_versions"
+    if (
+        not folder.is_dir()
+        or any(entry.name not in (ITEMS, LOCK) for entry in folder.iterdir())
+        or (manifests.is_dir() and any(manifests.glob("*.manifest")))
+    ):
+        raise BadIndex(f"{folder} exists already and is not empty. Open it with Index.open, or choose another folder.")
+
+
+def _keep_fresh(session: "weakref.ref[Session]", seconds: float) -> None:
+    """Look for newer versions until the session is garbage-collected. Repeated errors are logged once."""
+    logged = ""
     while True:
-        time.sleep(every)
-        there = collection()
-        if there is None:
+        time.sleep(seconds)
+        alive = session()
+        if alive is None:
             return
         try:
-            there.refresh()
-            said = ""
+            alive.refresh()
+            logged = ""
         except GeniusError as error:
-            if str(error) != said:
-                said = str(error)
-                logging.getLogger("genius").warning("%s The version seen before is still used.", said)
-        del there
+            if str(error) != logged:
+                logged = str(error)
+                logging.getLogger("genius").warning("%s The version seen before is still used.", logged)
+        del alive

@@ -11,7 +11,7 @@ from genius.data.items import Item
 from genius.encoders.base import Vectors
 from genius.errors import BadItem, GeniusError
 from genius.index.ingest import AddCounts, EncodedRows, OnCommit, is_finite, to_table, vector_table, write
-from genius.index.session import Collection
+from genius.index.session import Session
 from genius.index.storage import ITEM_COLUMNS, Header, code_columns, to_labels
 from genius.model.genius import Genius
 from genius.search.results import AddReport
@@ -21,7 +21,7 @@ BLOCK = 65_536
 
 
 def add_vectors(
-    collection: Collection,
+    session: Session,
     ids: Sequence[str],
     vectors: Vectors,
     metadata: Sequence[dict[str, Any]] | None = None,
@@ -32,7 +32,7 @@ def add_vectors(
     if len(ids) != len(vectors) or (metadata is not None and len(metadata) != len(ids)):
         given = "" if metadata is None else f" and {len(metadata)} dicts of metadata"
         raise GeniusError(f"{len(ids)} ids, {len(vectors)} vectors{given} do not match. Give one of each per item.")
-    snapshot = collection.prepare_writing()
+    snapshot = session.prepare_writing()
     header, model = snapshot.header, snapshot.model
     if vectors.image.shape[1] != header.dim:
         raise GeniusError(f"The vectors have {vectors.image.shape[1]} dimensions; this index needs {header.dim}.")
@@ -46,7 +46,7 @@ def add_vectors(
         rows, refused = _encode(model, header, ids[block], vectors[block], records, bad)
         report.bad += refused
         if len(rows.table):
-            write(collection, header, rows, replace, ["hash", "metadata", *code_columns(header)], report, on_commit)
+            write(session, header, rows, replace, ["hash", "metadata", *code_columns(header)], report, on_commit)
     return report.result()
 
 

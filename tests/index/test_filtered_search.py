@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from genius.data.items import Item, Modality, Query
 from genius.errors import BadIndex, GeniusError
 from genius.index import snapshot
-from genius.index.index import Hit, Index
+from genius.index.index import Index
 from genius.index.snapshot import Snapshot
 from genius.model.genius import Genius
 from genius.search.options import MODES
+from genius.search.results import Hit
 
 WORDS = ["cat", "dog", "sofa", "beach", "mountain", "car", "tree", "river", "bread", "lamp", "violin", "snow"]
 LANGUAGES = ["en", "de", "it's", None]

@@ -362,7 +362,7 @@ def test_while_another_process_writes_a_put_fails_with_a_sentence(tmp_path: Path
 
     async def test() -> None:
         async with writing(index) as one:
-            with other._collection.writing():
+            with other._session.writing():
                 with pytest.raises(BadIndex, match="Another process is writing"):
                     await put(one, "a")
                 job = one.add([Item("b", "text")])
