@@ -236,7 +236,7 @@ def test_an_item_of_the_index_can_be_asked_with_other_words(visit: Visit) -> Non
     assert (asked_for["like"], asked_for["text"]) == ("images/red-star.png", "blue")
 
 
-def test_the_kind_of_the_results_can_be_chosen(visit: Visit) -> None:
+def test_the_target_of_a_search_can_be_chosen(visit: Visit) -> None:
     page = visit("/?q=a+red+circle&k=6")
     expect(page.locator("#results [data-id]").first).to_be_visible()
     for kind in ("image", "text", "image,text"):
@@ -321,7 +321,7 @@ def test_timing_and_effort_are_those_of_the_answer(visit: Visit) -> None:
     )
     told = {stage: seconds for stage, seconds in answer["seconds"].items() if stage != "total"}
     assert shown == pytest.approx(told, abs=1e-5)
-    expect(page.locator("#looked-at")).to_contain_text(f"{answer['candidates']} of {answer['items']} items")
+    expect(page.locator("#candidates")).to_contain_text(f"{answer['candidates']} of {answer['items']} items")
 
 
 def test_shared_codes_are_beginnings_that_several_results_have(visit: Visit) -> None:
@@ -338,7 +338,7 @@ def test_pointing_at_a_code_lights_up_the_results_that_have_it(visit: Visit) -> 
     first = answer["hits"][0]
     hit(page, first["id"]).locator("[data-level='0']").hover()
     kind = str(first["codes"][0])
-    lit = page.locator("#results [data-level='0'].lit").evaluate_all("(all) => all.map((one) => one.dataset.code)")
+    lit = page.locator("#results [data-level='0'].highlighted").evaluate_all("(all) => all.map((one) => one.dataset.code)")
     assert set(lit) == {kind}
     assert len(lit) == sum(one["codes"][0] == first["codes"][0] for one in answer["hits"])
 
@@ -374,9 +374,9 @@ def test_the_code_tree_can_be_walked_from_the_root(visit: Visit) -> None:
     child = page.locator("#codes-children [data-child]").first
     pattern = child.get_attribute("data-child")
     child.click()
-    expect(page.locator("#any-beginning-label")).to_be_visible()
+    expect(page.locator("#any-prefix-label")).to_be_visible()
     with page.expect_response(lambda response: "/v1/codes/" in response.url) as got:
-        page.check("#any-beginning")
+        page.check("#any-prefix")
     assert got.value.json()["pattern"] == f"*-{pattern.split('-')[1]}"
     page.locator("#breadcrumb a").first.click()
     expect(kinds).to_have_count(3)

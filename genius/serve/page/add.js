@@ -1,37 +1,36 @@
-// add.js: the dialog that adds items: a row for each file, with a name and words that can be changed, sent as bulk jobs
-// and followed until they are done. Knows files and jobs; not what the page shows behind it.
+// add.js: the dialog that adds items: one row per file with an editable id and text, sent to the service in jobs.
 
-import { addItems, cancelJob, job as askJob } from "./api.js";
+import { addItems, cancelJob, job as fetchJob } from "./api.js";
 import { $, el, icon, show } from "./dom.js";
 import { base64, isImage, isText } from "./files.js";
 import { closeOverlay, openOverlay } from "./state.js";
 import { count, plural } from "./wording.js";
 
-const AT_ONCE = { bytes: 20_000_000, items: 500 }; // of one job
-const LONGEST_NAME = 400;
-const POLL = { first: 250, most: 2000 }; // milliseconds
+const JOB = { bytes: 20_000_000, items: 500 }; // maximum size of one job
+const MAX_NAME = 400; // characters
+const POLL = { first: 250, max: 2000 }; // milliseconds
 
 let rows = []; // {file, image, element, id, text, problem}
-let working = null; // the job that runs: {job, stopped}
-let added = []; // ids of what was sent last
-let finished = () => {};
-let showItems = () => {};
+let working = null; // {job, stopped} while items are being added
+let added = []; // ids of the items added last
+let onDone = () => {};
+let onShow = () => {};
 
-/** done: what to do when items were added; show: what to do with their ids when they are to be shown. */
-export function startAdd({ done, show: shown }) {
-  finished = done;
-  showItems = shown;
+/** done: called when items were added; show: called with their ids to show them. */
+export function startAdd({ done, show: showItems }) {
+  onDone = done;
+  onShow = showItems;
   for (const id of ["add-open", "add-first"]) $(id).addEventListener("click", () => openAdd([]));
   $("add-close").addEventListener("click", () => $("add").close());
   $("add").addEventListener("close", closed);
   $("add-files").addEventListener("change", () => {
-    take([...$("add-files").files]);
+    addRows([...$("add-files").files]);
     $("add-files").value = "";
   });
   $("add-start").addEventListener("click", start);
   $("add-cancel").addEventListener("click", stop);
   $("add-show").addEventListener("click", () => {
-    showItems(added);
+    onShow(added);
     $("add").close();
   });
 }
@@ -42,7 +41,7 @@ export async function openAdd(files) {
     $("add").showModal();
     if (!working) report();
   }
-  await take(files);
+  await addRows(files);
   if (files.length) ($("add-list").querySelector(".add-text") ?? $("add-close")).focus();
   else $("add-files").focus();
 }
@@ -55,21 +54,21 @@ export function closeAdd() {
 
 function closed() {
   closeOverlay();
-  if (working) return; // it goes on; opening the dialog again shows how far it is
-  rows.forEach(forget);
+  if (working) return; // the job continues; opening the dialog again shows its progress
+  rows.forEach(releasePreview);
   rows = [];
-  list();
+  showRows();
   show(false, $("add-working"), $("add-show"));
 }
 
-// The rows
+// Rows
 
-async function take(files) {
+async function addRows(files) {
   for (const file of files) {
     const row = { file, image: isImage(file), id: freeName(file), text: "", problem: null };
     if (!row.image) {
       if (isText(file)) row.text = (await file.text()).trim();
-      else row.problem = "This is neither an image nor a text file.";
+      else row.problem = "This file is neither an image nor a text.";
       if (!row.problem && !row.text) row.problem = "The file is empty.";
     }
     row.element = element(row);
@@ -79,13 +78,13 @@ async function take(files) {
     report();
     show(false, $("add-working"), $("add-show"));
   }
-  list();
+  showRows();
 }
 
 function freeName(file) {
   const pasted = /^(image|blob)?(\.\w+)?$/.test(file.name);
   const name = (pasted ? `image ${new Date().toISOString().slice(0, 19).replace("T", " ")}` : file.name).slice(
-    -LONGEST_NAME,
+    -MAX_NAME,
   );
   const taken = new Set(rows.map((row) => row.id));
   let free = name;
@@ -109,8 +108,8 @@ function element(row) {
       {
         class: "add-remove quiet square",
         type: "button",
-        "aria-label": `Leave out ${file.name}`,
-        onclick: () => drop(row),
+        "aria-label": `Remove ${file.name}`,
+        onclick: () => removeRow(row),
       },
       icon("close"),
     ),
@@ -127,60 +126,60 @@ function thumb(row) {
 
 function fields(row) {
   const { file } = row;
-  const rename = () => {
+  const changeId = () => {
     row.id = id.value.trim();
-    countReady();
+    updateStart();
   };
   const id = el("input", {
     class: "add-id",
     type: "text",
     maxlength: "512",
     value: row.id,
-    "aria-label": `Name of ${file.name} in the index`,
-    oninput: rename,
+    "aria-label": `Item id of ${file.name}`,
+    oninput: changeId,
   });
-  const say = () => {
+  const changeText = () => {
     row.text = words.value;
-    countReady();
+    updateStart();
   };
-  const hint = row.image ? "Words, if you like" : "The text";
+  const hint = row.image ? "Text (optional)" : "Text";
   const words = el("textarea", {
     class: "add-text",
     rows: row.image ? 1 : 3,
     maxlength: "10000",
-    "aria-label": `Words for ${file.name}`,
+    "aria-label": `Text of ${file.name}`,
     placeholder: hint,
-    oninput: say,
+    oninput: changeText,
   });
   words.value = row.text;
   return [id, words];
 }
 
-function drop(row) {
-  forget(row);
+function removeRow(row) {
+  releasePreview(row);
   rows = rows.filter((other) => other !== row);
-  list();
+  showRows();
 }
 
-function forget(row) {
+function releasePreview(row) {
   if (row.preview) URL.revokeObjectURL(row.preview);
 }
 
 const ready = () => rows.filter((row) => !row.problem && row.id && (row.image || row.text.trim()));
 
-function list() {
+function showRows() {
   $("add-list").replaceChildren(...rows.map((row) => row.element));
-  countReady();
+  updateStart();
 }
 
-function countReady() {
+function updateStart() {
   $("add-list").inert = Boolean(working);
   const number = ready().length;
   $("add-start").disabled = !number || Boolean(working);
   $("add-start").textContent = number ? `Add ${plural(number, "item")}` : "Add";
 }
 
-// The jobs
+// Jobs
 
 async function start() {
   const sending = ready();
@@ -191,7 +190,7 @@ async function start() {
   report();
   show(true, $("add-working"), $("add-cancel"));
   show(false, $("add-show"));
-  list();
+  showRows();
   let problem = null;
   try {
     for (const part of parts(sending)) {
@@ -211,7 +210,7 @@ function* parts(sending) {
   let bytes = 0;
   for (const row of sending) {
     const size = row.image ? row.file.size * 1.4 : row.text.length * 3;
-    if (part.length && (bytes + size > AT_ONCE.bytes || part.length >= AT_ONCE.items)) {
+    if (part.length && (bytes + size > JOB.bytes || part.length >= JOB.items)) {
       yield part;
       part = [];
       bytes = 0;
@@ -246,11 +245,11 @@ async function runPart(part, sum, total) {
 async function follow(id, tell) {
   let wait = POLL.first;
   for (;;) {
-    const state = await askJob(id);
+    const state = await fetchJob(id);
     tell(state);
     if (!["waiting", "running"].includes(state.state)) return state;
     await new Promise((done) => setTimeout(done, wait));
-    wait = Math.min(POLL.most, wait * 1.3);
+    wait = Math.min(POLL.max, wait * 1.3);
   }
 }
 
@@ -261,7 +260,7 @@ async function stop() {
   try {
     if (working.job) await cancelJob(working.job);
   } catch {
-    // It was over already.
+    // The job has already ended.
   }
   $("add-cancel").disabled = false;
 }
@@ -279,20 +278,20 @@ function finish(sending, sum, problem, stopped) {
     if (row.problem) row.element = element(row);
   }
   const good = new Set(added);
-  rows.filter((row) => good.has(row.id)).forEach(forget);
+  rows.filter((row) => good.has(row.id)).forEach(releasePreview);
   rows = rows.filter((row) => !good.has(row.id));
-  list();
+  showRows();
   show(false, $("add-working"), $("add-cancel"));
   show(added.length > 0, $("add-show"));
-  report(said(sum, stopped), problem);
-  if (sum.added || sum.replaced) finished();
+  report(summary(sum, stopped), problem);
+  if (sum.added || sum.replaced) onDone();
 }
 
-function said(sum, stopped) {
+function summary(sum, stopped) {
   const parts = [];
   if (sum.added) parts.push(`${plural(sum.added, "item")} added`);
   if (sum.replaced) parts.push(`${count(sum.replaced)} replaced`);
-  if (sum.unchanged) parts.push(`${count(sum.unchanged)} there already`);
+  if (sum.unchanged) parts.push(`${count(sum.unchanged)} unchanged`);
   if (sum.bad.length) parts.push(`${count(sum.bad.length)} could not be added`);
   if (stopped) parts.push("stopped");
   const text = parts.join(", ");

@@ -1,15 +1,14 @@
-// api.js: talks to the service. Knows its routes, its errors, the API key and the index in use; touches no element
-// except images, which it fills.
+// api.js: requests to the service: routes, errors, the API key and images.
 
-const BASE = new URL("../", import.meta.url); // the page's files lie one level below the service's root
+const BASE = new URL("../", import.meta.url); // the page's files are one level below the root of the service
 const KEY = "genius.key";
 const KEPT_IMAGES = 400;
 
-let index = "";
-let wantKey = null; // asks the person for a key: (what is wrong with the last one) -> Promise<string | null>
-let asking = null;
+let index = ""; // name of the current index
+let askForKey = null; // (problem with the last key) -> Promise<string | null>
+let asking = null; // the promise of the open key dialog
 
-/** What went wrong, as a sentence. status 0: the service could not be reached. */
+/** An error whose message can be shown. status 0: the service cannot be reached. */
 export class ApiError extends Error {
   constructor(status, message, { code = "", field = null, retryAfter = null } = {}) {
     super(message);
@@ -21,8 +20,8 @@ export function useIndex(name) {
   index = name;
 }
 
-export function onKeyWanted(ask) {
-  wantKey = ask;
+export function onKeyNeeded(ask) {
+  askForKey = ask;
 }
 
 function key() {
@@ -37,7 +36,7 @@ function keepKey(value) {
   try {
     sessionStorage.setItem(KEY, value);
   } catch {
-    // Without storage the key is asked for again.
+    // Without storage, the next request asks for the key again.
   }
 }
 
@@ -70,11 +69,11 @@ async function request(path, options = {}) {
   const response = await send(path, options);
   if (response.ok) return response.status === 204 ? null : response.json();
   const error = await problem(response);
-  if (wantKey && (error.status === 401 || (error.status === 403 && key()))) {
-    asking ??= wantKey(key() ? error.message : null).finally(() => (asking = null));
-    const given = await asking;
-    if (given) {
-      keepKey(given);
+  if (askForKey && (error.status === 401 || (error.status === 403 && key()))) {
+    asking ??= askForKey(key() ? error.message : null).finally(() => (asking = null));
+    const entered = await asking;
+    if (entered) {
+      keepKey(entered);
       return request(path, options);
     }
   }
@@ -83,21 +82,21 @@ async function request(path, options = {}) {
 
 async function problem(response) {
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
-  let said = {};
+  let body = {};
   try {
-    said = (await response.json()).error ?? {};
+    body = (await response.json()).error ?? {};
   } catch {
-    // Not from the service itself, a proxy perhaps: the status has to do.
+    // Not JSON: perhaps the response of a proxy.
   }
-  const message = said.message ?? `The service answered with status ${response.status}.`;
-  return new ApiError(response.status, message, { code: said.code, field: said.field ?? null, retryAfter });
+  const message = body.message ?? `The service returned status ${response.status}.`;
+  return new ApiError(response.status, message, { code: body.code, field: body.field ?? null, retryAfter });
 }
 
 // Routes
 
-/** query: as `state` has it; image: a file or null. */
+/** query: see `readQuery`; image: a file or null. */
 export function search(query, image, signal) {
-  const wanted = {
+  const body = {
     text: query.q || null,
     like: query.like || null,
     instruction: query.instruction || null,
@@ -109,9 +108,9 @@ export function search(query, image, signal) {
     where: query.where || null,
     explain: true,
   };
-  if (!image) return request("v1/search", { method: "POST", json: wanted, signal });
+  if (!image) return request("v1/search", { method: "POST", json: body, signal });
   const form = new FormData();
-  for (const [name, value] of Object.entries(wanted)) if (value !== null) form.set(name, String(value));
+  for (const [name, value] of Object.entries(body)) if (value !== null) form.set(name, String(value));
   form.set("image", image, "image");
   return request("v1/search", { method: "POST", form, signal });
 }
@@ -129,30 +128,30 @@ export const cancelJob = (id) => request(`v1/jobs/${encodeURIComponent(id)}`, { 
 
 // Images
 
-const blobs = new Map(); // address -> promise of a blob URL; the oldest go first
+const blobs = new Map(); // address -> promise of a blob URL, oldest first
 
-const seen = new IntersectionObserver(
+const visible = new IntersectionObserver(
   (entries) => {
     for (const { isIntersecting, target } of entries) {
       if (!isIntersecting) continue;
-      seen.unobserve(target);
+      visible.unobserve(target);
       load(target, target.dataset.address);
     }
   },
   { rootMargin: "300px" },
 );
 
-/** Fills an <img> or an SVG <image>. With an API key the image is fetched, as elements cannot send headers. */
+/** Loads an <img> or SVG <image>. With an API key the image is fetched, because elements cannot send headers. */
 export function fillImage(element, path, size) {
   const url = address(path, { size }).href;
-  if (!key()) return put(element, url);
+  if (!key()) return setSource(element, url);
   element.dataset.address = url;
-  if (element instanceof HTMLImageElement && element.loading === "lazy") seen.observe(element);
+  if (element instanceof HTMLImageElement && element.loading === "lazy") visible.observe(element);
   else load(element, url);
   return element;
 }
 
-function put(element, url) {
+function setSource(element, url) {
   if (element instanceof HTMLImageElement) element.src = url;
   else element.setAttribute("href", url);
   return element;
@@ -164,7 +163,7 @@ async function load(element, url) {
     if (blobs.size > KEPT_IMAGES) forgetOldest();
   }
   try {
-    put(element, await blobs.get(url));
+    setSource(element, await blobs.get(url));
   } catch {
     blobs.delete(url);
     element.dispatchEvent(new Event("error"));

@@ -1,25 +1,27 @@
-// dom.js: makes elements. Knows the DOM and nothing of search.
-// Data only ever becomes text or attribute values, never markup.
+// dom.js: creates elements. Data becomes text or attribute values, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = (id) => document.getElementById(id);
 
-/** An element. Properties: `class`, `data` (an object), `onclick` and the like (functions); the rest are attributes. */
+/**
+ * Creates an element. Properties are attributes, except: functions become event listeners (`onclick`), `data` is
+ * an object of data attributes and `vars` an object of CSS variables.
+ */
 export function el(tag, properties = {}, ...children) {
-  return furnish(document.createElement(tag), properties, children);
+  return configure(document.createElement(tag), properties, children);
 }
 
 export function svg(tag, properties = {}, ...children) {
-  return furnish(document.createElementNS(SVG, tag), properties, children);
+  return configure(document.createElementNS(SVG, tag), properties, children);
 }
 
-/** One of the drawings in the page's own <defs>. */
+/** One of the icons in the <defs> of index.html. */
 export function icon(name) {
   return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `#icon-${name}` }));
 }
 
-function furnish(element, properties, children) {
+function configure(element, properties, children) {
   for (const [name, value] of Object.entries(properties)) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") element.addEventListener(name.slice(2), value);
@@ -32,14 +34,14 @@ function furnish(element, properties, children) {
   return element;
 }
 
-/** Shows or hides elements, drawings too. */
+/** Shows or hides HTML and SVG elements. */
 export function show(visible, ...elements) {
   for (const element of elements) element.toggleAttribute("hidden", !visible);
 }
 
-let fading = 0;
+let hideTimer = 0;
 
-/** A short notice at the foot of the page, with at most one thing to do about it. */
+/** Shows a short message at the bottom of the page, with at most one action: {label, id, run}. */
 export function toast(message, action = null) {
   const box = $("toast");
   box.replaceChildren(el("span", {}, message));
@@ -51,6 +53,6 @@ export function toast(message, action = null) {
     box.append(el("button", { type: "button", class: "link", id: action.id, onclick: run }, action.label));
   }
   box.hidden = false;
-  clearTimeout(fading);
-  fading = setTimeout(() => (box.hidden = true), action ? 12000 : 6000);
+  clearTimeout(hideTimer);
+  hideTimer = setTimeout(() => (box.hidden = true), action ? 12000 : 6000);
 }

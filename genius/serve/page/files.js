@@ -1,19 +1,18 @@
-// files.js: files that people choose, drop or paste. Knows which are images and which are texts, how to make a large
-// image small enough to ask with, and how to read a file. Knows nothing of the service.
+// files.js: files that are chosen, dropped or pasted.
 
-const LARGE = 3_000_000; // bytes: larger images are made smaller before they are sent as a query
-const SIDE = 1024; // pixels: more than any encoder looks at
-const TEXTS = /\.(txt|md|text)$/i;
+const LARGE_IMAGE = 3_000_000; // bytes; larger query images are scaled down before they are sent
+const QUERY_SIDE = 1024; // pixels; more than any encoder uses
+const TEXT_NAMES = /\.(txt|md|text)$/i;
 
 export const isImage = (file) => file.type.startsWith("image/");
-export const isText = (file) => file.type.startsWith("text/") || TEXTS.test(file.name);
+export const isText = (file) => file.type.startsWith("text/") || TEXT_NAMES.test(file.name);
 
-/** The image itself, or a smaller copy of a large one. Animations and odd formats are left as they are. */
+/** The image file, scaled down if it is large. GIFs and files that the browser cannot decode stay as they are. */
 export async function forQuery(file) {
-  if (file.size <= LARGE || file.type === "image/gif") return file;
+  if (file.size <= LARGE_IMAGE || file.type === "image/gif") return file;
   try {
     const bitmap = await createImageBitmap(file);
-    const scale = Math.min(1, SIDE / Math.max(bitmap.width, bitmap.height));
+    const scale = Math.min(1, QUERY_SIDE / Math.max(bitmap.width, bitmap.height));
     const canvas = Object.assign(document.createElement("canvas"), {
       width: Math.max(1, Math.round(bitmap.width * scale)),
       height: Math.max(1, Math.round(bitmap.height * scale)),
@@ -23,11 +22,11 @@ export async function forQuery(file) {
     const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.92));
     return blob ? new File([blob], file.name, { type: blob.type }) : file;
   } catch {
-    return file; // the service says what is wrong with it
+    return file; // the service reports what is wrong with it
   }
 }
 
-/** A file's bytes in base64. */
+/** The content of a file in base64. */
 export function base64(file) {
   return new Promise((done, failed) => {
     const reader = new FileReader();
@@ -37,43 +36,38 @@ export function base64(file) {
   });
 }
 
-/** The files in a drop or a paste. */
-export const filesOf = (transfer) => [...(transfer?.files ?? [])];
+const hasFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
 
-/** Whether a drag brings files, as far as the browser tells before they are dropped. */
-export const bringsFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-
-// Dropping and pasting, anywhere on the page
-
-/** given: what to do with the files. title: what the page says while they are dragged over it. */
-export function onFiles(given, zone) {
-  let depth = 0;
-  const over = (visible) => (zone.hidden = !visible);
-  const leave = () => over((depth = 0));
+/**
+ * Accepts files that are dropped or pasted anywhere on the page.
+ * receive: called with the files and "dropped" or "pasted"; zone: element to show while files are dragged.
+ */
+export function onFiles(receive, zone) {
+  let depth = 0; // dragenter and dragleave fire for every nested element
+  const enter = (change) => {
+    depth = Math.max(0, depth + change);
+    zone.hidden = depth === 0;
+  };
   addEventListener("dragenter", (event) => {
-    if (!bringsFiles(event)) return;
+    if (!hasFiles(event)) return;
     event.preventDefault();
-    depth += 1;
-    over(true);
+    enter(1);
   });
   addEventListener("dragover", (event) => {
-    if (bringsFiles(event)) event.preventDefault();
+    if (hasFiles(event)) event.preventDefault();
   });
-  addEventListener("dragleave", () => {
-    depth = Math.max(0, depth - 1);
-    if (!depth) leave();
-  });
+  addEventListener("dragleave", () => enter(-1));
   addEventListener("drop", (event) => {
-    if (!bringsFiles(event)) return;
+    if (!hasFiles(event)) return;
     event.preventDefault();
-    leave();
-    const files = filesOf(event.dataTransfer);
-    if (files.length) given(files, "dropped");
+    enter(-depth);
+    const files = [...event.dataTransfer.files];
+    if (files.length) receive(files, "dropped");
   });
   document.addEventListener("paste", (event) => {
-    const files = filesOf(event.clipboardData).filter(isImage);
+    const files = [...(event.clipboardData?.files ?? [])].filter(isImage);
     if (!files.length) return;
     event.preventDefault();
-    given(files, "pasted");
+    receive(files, "pasted");
   });
 }

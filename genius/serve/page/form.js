@@ -1,7 +1,7 @@
-// form.js: the search form: words, an image or an item to start from, what to get back, and the options.
-// Turns what is set in it into a query and a query into what is set in it. Does not search.
+// form.js: the search form: words, an image or item to search with, the target and the options.
+// `read` turns the form into a query, `write` fills the form from a query.
 
-import { fillImage, item as askItem } from "./api.js";
+import { fillImage, item as fetchItem } from "./api.js";
 import { $, el, show } from "./dom.js";
 import { forQuery, isImage } from "./files.js";
 import { DEFAULTS } from "./state.js";
@@ -10,20 +10,20 @@ import { title } from "./wording.js";
 const SETTINGS = ["instruction", "mode", "k", "beam", "budget", "where"];
 const NUMBERS = ["k", "beam", "budget"];
 const MODES = {
-  fast: "Writes the first codes of the likeliest IDs, then compares all items below them with the query.",
-  rerank: "Writes whole IDs, then compares their items with the query.",
-  generate: "Writes whole IDs and ranks by their probability alone; no item is compared.",
+  fast: "Generates the first codes of likely IDs, then re-ranks the items under them by similarity.",
+  rerank: "Generates complete IDs, then re-ranks the items with these IDs by similarity.",
+  generate: "Generates complete IDs and ranks items by the probability of their ID.",
 };
 
-let index = ""; // the index in use, as the address names it
-let image = null; // the file in the query
-let like = ""; // or the id of an item
-let preview = null; // the file's blob URL
-let kinds = {}; // how many items of each kind the index has
+let index = ""; // name of the index, "" for the first one
+let image = null; // image file of the query
+let like = ""; // or id of an item to search with
+let preview = null; // blob URL of the image file
+let modalities = {}; // number of items of each modality
 
-/** search: what to do when the form is sent. */
+/** search: called with the query when the form is submitted. */
 export function startForm(search) {
-  $("q").placeholder = invitation();
+  $("q").placeholder = placeholder();
   $("search").addEventListener("submit", (event) => {
     event.preventDefault();
     $("options").open = false;
@@ -39,26 +39,26 @@ export function startForm(search) {
     search(read());
   });
   $("remove-image").addEventListener("click", () => {
-    useNothing();
+    clearImage();
     $("q").focus();
     search(read());
   });
   $("q").addEventListener("keydown", (event) => {
     if (event.key === "Backspace" && !$("q").value && (image || like)) $("remove-image").click();
   });
-  $("mode").addEventListener("change", explainMode);
-  $("options").addEventListener("input", countChanged);
+  $("mode").addEventListener("change", describeMode);
+  $("options").addEventListener("input", showChangedCount);
   $("reset-options").addEventListener("click", () => {
     for (const name of SETTINGS) $(name).value = DEFAULTS[name];
-    explainMode();
-    countChanged();
+    describeMode();
+    showChangedCount();
   });
   document.addEventListener("pointerdown", (event) => {
     if (!event.target.closest("#options")) $("options").open = false;
   });
   $("index").addEventListener("change", () => {
     index = $("index").selectedIndex === 0 ? "" : $("index").value;
-    if (like) useNothing(); // items belong to their index
+    if (like) clearImage(); // the item belongs to the previous index
     search(read());
   });
 }
@@ -66,7 +66,7 @@ export function startForm(search) {
 const targets = () => document.getElementsByName("target");
 const hasContent = () => Boolean($("q").value.trim() || image || like);
 
-/** The query as the form has it. */
+/** The query in the form. */
 export function read() {
   const query = { ...DEFAULTS, index, q: $("q").value.trim(), like, image };
   query.target = [...targets()].find((radio) => radio.checked).value;
@@ -79,39 +79,39 @@ function number(name) {
   return Math.min(Number(max), Math.max(Number(min), Math.round(Number(value)))) || DEFAULTS[name];
 }
 
-/** Sets the form to a query. */
+/** Fills the form from a query. */
 export function write(query) {
   index = query.index;
   if ($("q").value.trim() !== query.q) $("q").value = query.q;
   for (const radio of targets()) radio.checked = radio.value === query.target;
   for (const name of SETTINGS) $(name).value = query[name];
-  explainMode();
-  countChanged();
+  describeMode();
+  showChangedCount();
   if (query.image !== image || query.like !== like) {
     if (query.image) showFile(query.image);
     else if (query.like) useLike(query.like);
-    else useNothing();
+    else clearImage();
   }
 }
 
-function explainMode() {
+function describeMode() {
   $("mode-help").textContent = MODES[$("mode").value];
   $("budget").disabled = $("mode").value !== "fast";
 }
 
-function countChanged() {
+function showChangedCount() {
   const changed = SETTINGS.filter((name) => $(name).value.trim() !== String(DEFAULTS[name])).length;
   $("options-changed").textContent = changed;
   $("options-changed").setAttribute("aria-label", `${changed} changed`);
   show(changed > 0, $("options-changed"));
 }
 
-/** What the index has to say about itself: its fields, and the other indexes there are. */
+/** Shows the names of the indexes and the metadata fields of the current one. */
 export function describeIndexes(indexes, current) {
   show(indexes.length > 1, $("index"));
   $("index").replaceChildren(...indexes.map(({ name }) => el("option", { value: name }, name)));
   $("index").value = current.name;
-  kinds = current.modalities ?? {};
+  modalities = current.modalities ?? {};
   const fields = Object.entries(current.fields ?? {}).filter(([name]) => name !== "metadata");
   $("fields").replaceChildren(
     el("small", {}, "Fields: "),
@@ -128,32 +128,31 @@ export function describeIndexes(indexes, current) {
 
 function insertField(name) {
   const where = $("where");
-  const word = /^[A-Za-z_]\w*$/.test(name) ? name : `\`${name}\``;
+  const quoted = /^[A-Za-z_]\w*$/.test(name) ? name : `\`${name}\``;
   const [start, end] = [where.selectionStart, where.selectionEnd];
   const before = where.value.slice(0, start);
-  where.setRangeText(`${before && !/[\s(]$/.test(before) ? " " : ""}${word} `, start, end, "end");
+  where.setRangeText(`${before && !/[\s(]$/.test(before) ? " " : ""}${quoted} `, start, end, "end");
   where.focus();
-  countChanged();
+  showChangedCount();
 }
 
-// What the query starts from beside words
+// The image or item to search with
 
-/** Makes a file the query's image; files that are no images are refused by returning false. */
+/** Makes a file the image of the query. Files that are not images are ignored. */
 export async function useImage(file) {
-  if (!isImage(file)) return false;
+  if (!isImage(file)) return;
   showFile(await forQuery(file));
-  preferTarget(kinds.image || !kinds["image,text"] ? "image" : "image,text");
-  return true;
+  preferTarget(modalities.image || !modalities["image,text"] ? "image" : "image,text");
 }
 
-/** Images are compared best with one kind of thing: where nothing was chosen, choose what is most likely meant. */
-function preferTarget(kind) {
+/** Chooses a target, unless the user has chosen one or has written an instruction. */
+function preferTarget(modality) {
   const [anything] = targets();
   if (!anything.checked || $("instruction").value.trim()) return;
-  for (const radio of targets()) radio.checked = radio.value === kind;
+  for (const radio of targets()) radio.checked = radio.value === modality;
 }
 
-/** Puts an item into the box, to be searched with once words have been added. */
+/** Puts an item into the search box, for the user to add words. */
 export function startComposing(item) {
   useLike(item.id, item);
   preferTarget(item.modality);
@@ -161,47 +160,47 @@ export function startComposing(item) {
 }
 
 function showFile(file) {
-  useNothing();
+  clearImage();
   image = file;
   preview = URL.createObjectURL(file);
   $("query-thumb").src = preview;
-  chip(file.name && !/^(image|blob)\b/.test(file.name) ? file.name : "Your image", true);
+  showChip(file.name && !/^(image|blob)\b/.test(file.name) ? file.name : "Your image", true);
 }
 
-/** Makes an item what the query starts from. known: the item, if the page has it. */
+/** Makes an item the query. known: the item, if it is already loaded. */
 async function useLike(id, known = null) {
-  useNothing();
+  clearImage();
   like = id;
-  chip("Similar to …", false);
+  showChip("Similar to …", false);
   let item = known;
   try {
-    item ??= await askItem(id);
+    item ??= await fetchItem(id);
   } catch {
-    if (like === id) chip(`Similar to ${id}`, false); // the search itself says what is wrong
+    if (like === id) showChip(`Similar to ${id}`, false); // the search reports the error
     return;
   }
   if (like !== id) return;
   if (item.image_url) fillImage($("query-thumb"), item.image_url, 128);
-  chip(`Similar to ${title(item)}`, Boolean(item.image_url));
+  showChip(`Similar to ${title(item)}`, Boolean(item.image_url));
 }
 
-function chip(name, hasImage) {
+function showChip(name, hasImage) {
   $("query-name").textContent = name;
   $("query-image").title = name;
   show(hasImage, $("query-thumb"));
   show(!hasImage, $("query-mark"));
   show(true, $("query-image"));
-  $("q").placeholder = hasImage ? "Add words, such as: in red" : invitation();
+  $("q").placeholder = hasImage ? "Add words, such as: in red" : placeholder();
 }
 
-const invitation = () => (matchMedia("(hover: none)").matches ? "Describe it" : "Describe it, or drop an image");
+const placeholder = () => (matchMedia("(hover: none)").matches ? "Describe it" : "Describe it, or drop an image");
 
-function useNothing() {
+function clearImage() {
   image = null;
   like = "";
   if (preview) URL.revokeObjectURL(preview);
   preview = null;
   $("query-thumb").removeAttribute("src");
   show(false, $("query-image"));
-  $("q").placeholder = invitation();
+  $("q").placeholder = placeholder();
 }

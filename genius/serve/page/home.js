@@ -1,5 +1,5 @@
-// home.js: the page before the first search: words and images of the index itself, one click from a result.
-// Takes them from the code tree, where every code is something different. Knows nothing of what a click does.
+// home.js: examples from the index on the start page: words and images to search with.
+// They come from the code tree, where different codes stand for different content.
 
 import { codes } from "./api.js";
 import { image } from "./cards.js";
@@ -7,44 +7,44 @@ import { $, el, show } from "./dom.js";
 import { title } from "./wording.js";
 
 const WORDS = 6;
-const BRIEF = 20; // characters: where there are enough such, longer ones are not shown
 const IMAGES = 12;
+const SHORT = 20; // characters; longer phrases are shown only if there are too few short ones
 
-let filled = null; // the index whose examples are shown
+let shownIndex = null; // the index whose examples are shown
 
 /** Shows examples of an index. */
 export async function showHome(index) {
   const empty = index.items === 0;
   $("home-empty-hint").textContent = index.writable
     ? "Drop images or text files anywhere on this page to add them."
-    : "There is nothing to find yet.";
+    : "There is nothing to search yet.";
   show(empty, $("home-empty"));
   show(!empty, $("home-hint"));
   show(index.writable, $("add-first"));
-  if (filled === index.name) return;
-  filled = index.name;
-  const kinds = index.modalities ?? {};
-  const ask = (code, wanted) => (wanted ? codes(String(code), { limit: 24 }) : null);
+  if (shownIndex === index.name) return;
+  shownIndex = index.name;
+  const modalities = index.modalities ?? {};
+  const examples = (code, items) => (items ? codes(String(code), { limit: 24 }) : null);
   try {
     const [images, texts, pairs] = await Promise.all([
-      ask(0, kinds.image),
-      ask(1, kinds.text),
-      ask(2, kinds["image,text"]),
+      examples(0, modalities.image),
+      examples(1, modalities.text),
+      examples(2, modalities["image,text"]),
     ]);
-    if (filled !== index.name) return;
+    if (shownIndex !== index.name) return;
     showImages(images ?? pairs);
     showWords([pairs, texts, images]);
   } catch {
-    filled = null; // examples are a gift: the page works without them
+    shownIndex = null; // the page works without examples
   }
 }
 
-/** The examples have changed with the index. */
-export const forgetHome = () => (filled = null);
+/** Loads the examples again the next time, because the index has changed. */
+export const forgetHome = () => (shownIndex = null);
 
 function showImages(page) {
   const all = (page?.children ?? []).map((child) => child.example).filter((example) => example?.image_url);
-  const buttons = pick(all, IMAGES).map((example) =>
+  const buttons = sample(all, IMAGES).map((example) =>
     el(
       "button",
       {
@@ -53,7 +53,7 @@ function showImages(page) {
         "aria-label": `Find similar to ${title(example)}`,
         title: "Find similar",
       },
-      image(example, 128, { alt: "", instead: el("small", {}, title(example)) }),
+      image(example, 128, { alt: "", fallback: el("small", {}, title(example)) }),
     ),
   );
   $("home-images")
@@ -63,19 +63,19 @@ function showImages(page) {
 }
 
 function showWords(pages) {
-  const said = pages.flatMap((page) => [
+  const items = pages.flatMap((page) => [
     ...(page?.children ?? []).map((child) => child.example),
     ...(page?.items ?? []),
   ]);
   const phrases = new Set();
-  for (const item of said) {
+  for (const item of items) {
     if (!item || title(item) === item.id) continue;
     const words = title(item).replace(/[.!]$/, "").trim();
     if (words.length >= 3 && words.length <= 32 && /^[\p{L}\p{N} ,'’-]+$/u.test(words))
       phrases.add(words.toLowerCase());
   }
-  const brief = [...phrases].filter((words) => words.length <= BRIEF);
-  const buttons = pick(brief.length < WORDS ? [...phrases] : brief, WORDS).map((words) =>
+  const short = [...phrases].filter((words) => words.length <= SHORT);
+  const buttons = sample(short.length < WORDS ? [...phrases] : short, WORDS).map((words) =>
     el("button", { type: "button", class: "pill", data: { exampleWords: words } }, words),
   );
   $("home-words")
@@ -84,10 +84,10 @@ function showWords(pages) {
   show(buttons.length > 0, $("home-words"));
 }
 
-/** Some of them, by chance. */
-function pick(all, number) {
-  const left = [...all];
-  const picked = [];
-  while (left.length && picked.length < number) picked.push(...left.splice(Math.floor(Math.random() * left.length), 1));
-  return picked;
+/** A random sample without repetition. */
+function sample(all, number) {
+  const rest = [...all];
+  const chosen = [];
+  while (rest.length && chosen.length < number) chosen.push(...rest.splice(Math.floor(Math.random() * rest.length), 1));
+  return chosen;
 }

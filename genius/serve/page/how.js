@@ -1,23 +1,23 @@
-// how.js: the panel that says how an answer was found: the beam as a tree, the codes that results share, the time each
-// stage took and how much was looked at. Knows the service's answer.
+// how.js: the panel that explains how the results were found: the beams as a tree, the prefixes that results share, the
+// number of ranked candidates and the time of each stage.
 
 import { chips, hasPrefix } from "./chips.js";
 import { image } from "./cards.js";
 import { $, el, show } from "./dom.js";
 import { codesAddress } from "./state.js";
-import { describe, draw, list, plant } from "./tree.js";
+import { buildTree, describe, drawTree, listTree } from "./tree.js";
 import { count, milliseconds, percent, plural, prefixName } from "./wording.js";
 
 const OPEN = "genius.how";
 const GROUPS = 5;
 const THUMBS = 8;
 const STAGES = {
-  queue: "waiting for its turn",
-  prepare: "reading words and image",
-  encode: "turning them into a vector",
-  generate: "writing IDs code by code",
-  rerank: "comparing the items found",
-  read: "fetching the results",
+  queue: "waiting in the queue",
+  prepare: "preparing words and image",
+  encode: "encoding them as vectors",
+  generate: "generating IDs code by code",
+  rerank: "ranking the candidates by similarity",
+  read: "reading the items",
 };
 
 const wide = matchMedia("(min-width: 1100px)");
@@ -31,7 +31,7 @@ export function startHow() {
 function remembered() {
   try {
     const value = localStorage.getItem(OPEN);
-    return value === null || !wide.matches ? null : value === "open"; // on a phone it always begins closed
+    return value === null || !wide.matches ? null : value === "open"; // always closed at first on a phone
   } catch {
     return null;
   }
@@ -45,44 +45,48 @@ function setOpen(open, keep) {
   try {
     localStorage.setItem(OPEN, open ? "open" : "closed");
   } catch {
-    // Without storage the choice lasts until the page is left.
+    // Without storage the choice lasts until the page is closed.
   }
 }
 
 export function showHow(answer, query) {
-  $("how").replaceChildren(...beam(answer, query), ...shared(answer.hits), ...effort(answer, query));
+  $("how").replaceChildren(...beams(answer, query), ...sharedPrefixes(answer.hits), ...effort(answer, query));
 }
 
-function beam(answer, query) {
+function beams(answer, query) {
   if (!answer.tree?.branches.length) return [];
-  const tree = plant(answer.tree.branches, answer.hits);
+  const tree = buildTree(answer.tree.branches, answer.hits);
   const all = answer.tree.branches.length;
   const info = el("p", { id: "tree-info" }, describe(tree.root));
-  const more = tree.left > 0 ? ` The ${all - tree.left} most telling of ${all} branches are drawn.` : "";
+  const drawn = tree.omitted > 0 ? ` The tree shows ${all - tree.omitted} of ${all} beams.` : "";
   return [
-    el("h2", {}, "The beam"),
-    el("p", { class: "lead" }, `${written(answer, query)}${more}`),
-    draw(tree, (text) => (info.textContent = text)),
+    el("h2", {}, "Beam search"),
+    el("p", { class: "lead" }, `${explanation(answer.tree, query.mode)} Larger dots are more likely.${drawn}`),
+    drawTree(tree, (text) => (info.textContent = text)),
     info,
-    el("details", { class: "as-list" }, el("summary", {}, "The same as a list"), list(tree)),
+    el("details", { class: "as-list" }, el("summary", {}, "Show as a list"), listTree(tree)),
   ];
 }
 
-function written(answer, query) {
-  const depth = Math.max(...answer.tree.branches.map((branch) => branch.codes.length));
-  const end =
-    query.mode === "generate"
-      ? "the likeliest IDs are the answer"
-      : "the items below, and the nearest beside them, were compared with the query";
-  const part =
-    depth === answer.tree.levels
-      ? `all ${depth} codes of IDs`
-      : `the first ${depth === 1 ? "code" : `${depth} codes`} of IDs, which have ${answer.tree.levels},`;
-  return `The model wrote ${part} from left to right; ${end}. Larger dots are likelier.`;
+/** What the model did. The decoder scores the first `decoder_levels` codes; a linear head scores the others. */
+function explanation({ branches, levels, decoder_levels: decoded }, mode) {
+  const depth = Math.max(...branches.map((branch) => branch.codes.length));
+  const codes = depth === levels ? `all ${levels} codes` : `the first ${depth} of ${levels} codes`;
+  const first = { 1: "the modality", 2: "the modality and the first code" }[decoded] ?? `the first ${decoded} codes`;
+  const scored =
+    decoded < depth
+      ? `The decoder scored ${first}, a linear head the rest.`
+      : "The decoder scored every code.";
+  const ranked = {
+    generate: "Items are ranked by the probability of their ID.",
+    rerank: "The items with these IDs, and their nearest neighbours by code, were re-ranked by similarity.",
+    fast: "The items under these prefixes, and their nearest neighbours by code, were re-ranked by similarity.",
+  }[mode];
+  return `The model generated ${codes} of semantic IDs. ${scored} ${ranked}`;
 }
 
-/** Beginnings of IDs that two or more results have, each with its results; none that says the same as a longer one. */
-export function groups(hits) {
+/** The longest prefixes shared by the same two or more results, with these results; most results first. */
+function groups(hits) {
   const found = new Map();
   for (const hit of hits) {
     for (let length = 2; length <= hit.codes.length; length += 1) {
@@ -92,22 +96,22 @@ export function groups(hits) {
     }
   }
   const several = [...found].filter(([, members]) => members.length > 1);
-  const telling = several.filter(
+  const longest = several.filter(
     ([prefix, members]) =>
       !several.some(
-        ([other, those]) => other !== prefix && hasPrefix(other, prefix) && those.length === members.length,
+        ([other, others]) => other !== prefix && hasPrefix(other, prefix) && others.length === members.length,
       ),
   );
-  return telling.sort((first, second) => second[1].length - first[1].length || second[0].length - first[0].length);
+  return longest.sort((first, second) => second[1].length - first[1].length || second[0].length - first[0].length);
 }
 
-function shared(hits) {
+function sharedPrefixes(hits) {
   const all = groups(hits);
   const lead = all.length
-    ? "Results whose IDs begin alike. Point at a code to see them in the grid."
+    ? "Results whose semantic IDs start with the same codes. Point at a code to highlight them."
     : hits.length > 1
-      ? "No two results share more than their kind."
-      : "There are not enough results to compare.";
+      ? "No two results share more than their modality."
+      : "There are too few results to compare.";
   const rows = all.slice(0, GROUPS).map(([prefix, members]) => {
     const codes = prefix.split("-").map(Number);
     return el(
@@ -125,13 +129,13 @@ function shared(hits) {
         members
           .filter((hit) => hit.image_url)
           .slice(0, THUMBS)
-          .map((hit) => image(hit, 64, { alt: "", instead: null })),
+          .map((hit) => image(hit, 64, { alt: "", fallback: null })),
         el("span", {}, `${members.length} of ${hits.length}`),
       ),
     );
   });
   return [
-    el("h2", {}, "Codes the results share"),
+    el("h2", {}, "Shared codes"),
     el("p", { class: "lead" }, lead),
     el("ul", { class: "shared-codes", id: "shared" }, rows),
     el(
@@ -139,8 +143,8 @@ function shared(hits) {
       { class: "legend" },
       el("span", { class: "code shared", vars: { level: 1 } }, "17"),
       " shared with another result ",
-      el("span", { class: "code written", vars: { level: 1 } }, "17"),
-      " written by the decoder",
+      el("span", { class: "code generated", vars: { level: 1 } }, "17"),
+      " generated by the model",
     ),
   ];
 }
@@ -178,15 +182,19 @@ function effort(answer, query) {
     ),
   );
   const share = percent(answer.items ? answer.candidates / answer.items : 0);
-  const looked = `${count(answer.candidates)} of ${plural(answer.items, "item")} (${share})`;
+  const candidates = `${count(answer.candidates)} of ${plural(answer.items, "item")} (${share})`;
   const together =
     answer.batch > 1
-      ? ` It was encoded together with ${plural(answer.batch - 1, "other query", "other queries")}.`
+      ? ` The query was encoded together with ${plural(answer.batch - 1, "other query", "other queries")}.`
       : "";
-  const did = query.mode === "generate" ? "lie under the IDs written" : "were compared with the query";
+  const ranked = query.mode === "generate" ? "have one of the generated IDs" : "were ranked by similarity to the query";
   return [
-    el("h2", {}, "Time and effort"),
-    el("p", { class: "lead", id: "looked-at" }, `${looked} ${did}, in ${milliseconds(total || whole)}.${together}`),
+    el("h2", {}, "Candidates and time"),
+    el(
+      "p",
+      { class: "lead", id: "candidates" },
+      `${candidates} ${ranked}, in ${milliseconds(total || whole)}.${together}`,
+    ),
     bar,
     legend,
   ];

@@ -1,43 +1,43 @@
-// item.js: one item, large, in a dialog, with what can be done with it. Knows items; not how searches run.
+// item.js: the dialog that shows one item and its actions.
 
 import { deleteItem, fillImage } from "./api.js";
 import { chips } from "./chips.js";
 import { $, el, show } from "./dom.js";
 import { closeOverlay, openOverlay } from "./state.js";
-import { alternative, kind, says, score, title } from "./wording.js";
+import { altText, containsTitle, modalityName, score, title } from "./wording.js";
 
-const LONG = 100; // characters: a longer text is no title
+const MAX_TITLE = 100; // characters; a longer text is not used as the title
 
 let item = null;
-let list = []; // the items it can be walked through with
+let list = []; // the items to step through
 let mode = "fast";
-let gone = () => {};
+let onDeleted = () => {};
 
-/** similar, compose: what to do with an item; deleted: what to do when one is gone. */
+/** similar, compose: actions on an item; deleted: called with the id of a deleted item. */
 export function startItem({ similar, compose, deleted }) {
-  gone = deleted;
+  onDeleted = deleted;
   $("item-image").addEventListener("error", () => show(false, $("item-figure")));
   $("item-close").addEventListener("click", () => $("item").close());
   $("item").addEventListener("click", (event) => event.target === $("item") && $("item").close());
   $("item").addEventListener("close", closeOverlay);
   $("item").addEventListener("keydown", (event) => {
     if (event.target.closest(".codes")) return;
-    if (event.key === "ArrowRight") walk(1);
-    if (event.key === "ArrowLeft") walk(-1);
+    if (event.key === "ArrowRight") step(1);
+    if (event.key === "ArrowLeft") step(-1);
   });
-  $("item-previous").addEventListener("click", () => walk(-1));
-  $("item-next").addEventListener("click", () => walk(1));
-  $("item-similar").addEventListener("click", () => leaveFor(similar));
-  $("item-compose").addEventListener("click", () => leaveFor(compose));
+  $("item-previous").addEventListener("click", () => step(-1));
+  $("item-next").addEventListener("click", () => step(1));
+  $("item-similar").addEventListener("click", () => closeAndRun(similar));
+  $("item-compose").addEventListener("click", () => closeAndRun(compose));
   $("item-delete").addEventListener("click", () => askDelete(true));
   $("item-delete-no").addEventListener("click", () => askDelete(false));
   $("item-delete-sure").addEventListener("click", remove);
 }
 
-/** others: the items shown beside it; scores: what their scores mean; writable: whether it may be deleted. */
-export function openItem(one, { others = [], scores = "fast", writable = false } = {}) {
+/** others: the items to step through; mode: search mode of the scores; writable: whether items can be deleted. */
+export function openItem(one, { others, mode: searchMode, writable }) {
   list = others;
-  mode = scores;
+  mode = searchMode;
   show(writable, $("item-delete").parentElement);
   fill(one);
   if (!$("item").open) {
@@ -50,7 +50,7 @@ export function closeItem() {
   if ($("item").open) $("item").close();
 }
 
-function leaveFor(action) {
+function closeAndRun(action) {
   const chosen = item;
   action(chosen);
   closeItem();
@@ -59,32 +59,32 @@ function leaveFor(action) {
 function fill(one) {
   item = one;
   $("item").dataset.id = one.id;
-  $("item-title").textContent = title(one).length > LONG ? kind(one.modality) : title(one);
+  $("item-title").textContent = title(one).length > MAX_TITLE ? modalityName(one.modality) : title(one);
   show(Boolean(one.image_url), $("item-figure"), $("item-compose"));
   $("item-image").removeAttribute("src");
   if (one.image_url) {
-    $("item-image").alt = alternative(one);
+    $("item-image").alt = altText(one);
     fillImage($("item-image"), one.image_url, 1024);
   }
   $("item-text").textContent = one.text ?? "";
-  show(Boolean(one.text) && !says($("item-title").textContent, one.text), $("item-text"));
+  show(Boolean(one.text) && !containsTitle($("item-title").textContent, one.text), $("item-text"));
   $("item-codes").replaceChildren(chips(one.codes, { shared: one.codes.length }));
   $("item-metadata").replaceChildren(
     ...details(one).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
   );
   askDelete(false);
   show(false, $("item-problem"));
-  const at = list.findIndex((other) => other.id === one.id);
-  show(at >= 0 && list.length > 1, $("item-walk"));
-  $("item-place").textContent = `${at + 1} of ${list.length}`;
-  $("item-previous").disabled = at <= 0;
-  $("item-next").disabled = at < 0 || at >= list.length - 1;
+  const position = list.findIndex((other) => other.id === one.id);
+  show(position >= 0 && list.length > 1, $("item-steps"));
+  $("item-position").textContent = `${position + 1} of ${list.length}`;
+  $("item-previous").disabled = position <= 0;
+  $("item-next").disabled = position < 0 || position >= list.length - 1;
 }
 
 function details(one) {
   const rows = [
-    ["Name in the index", one.id],
-    ["Kind", kind(one.modality)],
+    ["Item id", one.id],
+    ["Modality", modalityName(one.modality)],
   ];
   if (one.score !== undefined) {
     const { text, meaning } = score(one.score, mode);
@@ -96,8 +96,8 @@ function details(one) {
   return rows;
 }
 
-function walk(step) {
-  const next = list[list.findIndex((other) => other.id === item.id) + step];
+function step(by) {
+  const next = list[list.findIndex((other) => other.id === item.id) + by];
   if (next) fill(next);
 }
 
@@ -113,7 +113,7 @@ async function remove() {
   try {
     await deleteItem(id);
     closeItem();
-    gone(id);
+    onDeleted(id);
   } catch (error) {
     $("item-problem").textContent = error.message;
     show(true, $("item-problem"));

@@ -1,17 +1,17 @@
-// key.js: asks for an API key when the service wants one. Knows a dialog; keeping the key is the business of `api`.
+// key.js: the dialog that asks for an API key.
 
 import { $ } from "./dom.js";
 
-/** The key that was given, or null. problem: what is wrong with the one given before, if there was one. */
+/** Resolves to the entered key, or null. problem: why the previous key was refused, or null. */
 export function askForKey(problem) {
   const dialog = $("key-dialog");
-  $("key-message").textContent = problem ?? "Ask whoever runs this service for one.";
+  $("key-message").textContent = problem ?? "Ask the operator of this service for a key.";
   $("key").value = "";
   return new Promise((done) => {
-    let given = null;
-    $("key-form").onsubmit = () => (given = $("key").value.trim() || null);
+    let entered = null;
+    $("key-form").onsubmit = () => (entered = $("key").value.trim() || null);
     $("key-cancel").onclick = () => dialog.close();
-    dialog.onclose = () => done(given);
+    dialog.onclose = () => done(entered);
     if (!dialog.open) dialog.showModal();
     $("key").focus();
   });

@@ -1,15 +1,15 @@
-// list.js: some items by their ids, as after they were added. Knows the view and the service's items.
+// list.js: the view of items by their ids, shown after items were added.
 
-import { item as askItem } from "./api.js";
+import { item as fetchItem } from "./api.js";
 import { card, fillGrid, skeletons } from "./cards.js";
 import { $, el } from "./dom.js";
 import { leaveView } from "./state.js";
 import { plural } from "./wording.js";
 
-const MOST = 60;
+const MAX_ITEMS = 60;
 
 let shown = [];
-let control = null;
+let request = null; // AbortController of the running requests
 
 export const listItems = () => shown;
 
@@ -18,19 +18,19 @@ export function startList() {
 }
 
 export async function showList({ ids }) {
-  control?.abort();
-  control = new AbortController();
-  const { signal } = control;
-  const wanted = ids.slice(0, MOST);
+  request?.abort();
+  request = new AbortController();
+  const { signal } = request;
+  const first = ids.slice(0, MAX_ITEMS);
   $("items-title").textContent = plural(ids.length, "item");
-  $("items-list").replaceChildren(...skeletons(wanted.length));
-  const answers = await Promise.allSettled(wanted.map((id) => askItem(id, signal)));
+  $("items-list").replaceChildren(...skeletons(first.length));
+  const answers = await Promise.allSettled(first.map((id) => fetchItem(id, signal)));
   if (signal.aborted) return;
   shown = answers.filter((answer) => answer.status === "fulfilled").map((answer) => answer.value);
   const cards = answers.map((answer, i) =>
     answer.status === "fulfilled"
       ? card(answer.value)
-      : el("li", { class: "card lost" }, el("p", {}, wanted[i]), el("p", {}, answer.reason.message)),
+      : el("li", { class: "card missing" }, el("p", {}, first[i]), el("p", {}, answer.reason.message)),
   );
   fillGrid($("items-list"), shown, cards);
 }

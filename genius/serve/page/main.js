@@ -1,9 +1,8 @@
-// main.js: puts the page together. The address decides what is shown: every action changes it, and `render` follows.
-// The only module that knows all the others.
+// main.js: connects the modules. Every action changes the address, and `render` shows what the address says.
 
 import { addIsOpen, closeAdd, openAdd, startAdd } from "./add.js";
-import { indexes as askIndexes, onKeyWanted, useIndex } from "./api.js";
-import { walkGrid } from "./cards.js";
+import { indexes as fetchIndexes, onKeyNeeded, useIndex } from "./api.js";
+import { moveInGrid } from "./cards.js";
 import { startHighlight } from "./chips.js";
 import { codeItems, showCodes, startCodes } from "./codes.js";
 import { $, show, toast } from "./dom.js";
@@ -29,21 +28,21 @@ import {
 } from "./state.js";
 import { count } from "./wording.js";
 
-const LOADING = 1500; // milliseconds between looks while an index is being loaded
+const POLL = 1500; // milliseconds between requests while an index is being loaded
 
 const page = document.documentElement;
 
-let known = []; // the indexes there are
-let described = null; // the one that the page says it shows
-let written = null; // the identity of the query that was last put into the form
-let searched = null; // the identity of the query whose answer is shown
-let viewed = ""; // the view that is shown, as the address has it
-let left = { element: null, scroll: 0 }; // where the results were left for another view
+let indexes = [];
+let shownIndex = null; // name of the index in the page's header
+let formQuery = null; // identity of the query in the form
+let shownQuery = null; // identity of the query whose results are shown
+let shownView = ""; // the view that is shown, as JSON
+let lastPosition = { element: null, scroll: 0 }; // focus and scroll position of the results
 
-const current = (query = readQuery()) => known.find((index) => index.name === query.index) ?? known[0] ?? null;
+const current = (query = readQuery()) => indexes.find((index) => index.name === query.index) ?? indexes[0] ?? null;
 
 function start() {
-  onKeyWanted(askForKey);
+  onKeyNeeded(askForKey);
   form.startForm((query) => search(query));
   results.startResults((changes) => search({ ...readQuery(), ...changes }));
   startHow();
@@ -51,20 +50,20 @@ function start() {
   startCodes();
   startList();
   startItem({ similar, compose, deleted });
-  startAdd({ done: changedIndex, show: (ids) => goToView(itemsAddress(ids)) });
-  onFiles(givenFiles, $("dropzone"));
+  startAdd({ done: reloadIndex, show: (ids) => goToView(itemsAddress(ids)) });
+  onFiles(useFiles, $("dropzone"));
   document.addEventListener("click", click);
   document.addEventListener("keydown", keys);
-  document.addEventListener("keydown", walkGrid);
+  document.addEventListener("keydown", moveInGrid);
   onChange(render);
   if (overlay()) history.replaceState({ ...history.state, overlay: null }, "");
-  if (readQuery().lost) toast("The image of this search is gone with the reload. Choose it again.");
+  if (readQuery().lost) toast("The image of this search was lost by the reload. Choose it again.");
   loadIndexes();
   render();
   if (!$("key-dialog").open) $("q").focus();
 }
 
-// What the address says
+// Views
 
 function render() {
   if (!overlay()) {
@@ -73,16 +72,16 @@ function render() {
   }
   const query = readQuery();
   useIndex(query.index);
-  const wanted = identity(query);
-  if (wanted !== written) form.write(query); // else what is being put together in the form stays there
-  written = wanted;
-  if (wanted !== searched) {
-    searched = wanted;
+  const id = identity(query);
+  if (id !== formQuery) form.write(query); // otherwise keep what the user has entered since
+  formQuery = id;
+  if (id !== shownQuery) {
+    shownQuery = id;
     if (isEmpty(query)) results.clear();
     else results.run(query);
   }
   document.title = titleOf(query);
-  if (current(query) && current(query).name !== described) describeIndex();
+  if (current(query) && current(query).name !== shownIndex) describeIndex();
   showView(readView(), query);
 }
 
@@ -90,24 +89,24 @@ function showView(view, query) {
   const name = view.name === "search" ? (isEmpty(query) ? "home" : "results") : view.name;
   const before = page.dataset.view;
   const address = JSON.stringify([view, query.index]);
-  if (before === "results" && view.name !== "search" && address !== viewed) {
-    left = { element: document.activeElement, scroll: scrollY };
+  if (before === "results" && view.name !== "search" && address !== shownView) {
+    lastPosition = { element: document.activeElement, scroll: scrollY };
   }
   page.dataset.view = name;
   show(name === "home", $("home"));
   show(name === "results", $("answer"));
   show(name === "codes", $("codes"));
   show(name === "items", $("items"));
-  if (address === viewed) return;
-  viewed = address;
+  if (address === shownView) return;
+  shownView = address;
   if (name === "codes") showCodes(view);
   if (name === "items") showList(view);
   if (view.name !== "search") {
     scrollTo(0, 0);
     $(`${name}-title`).focus({ preventScroll: true });
   } else if (before === "codes" || before === "items") {
-    scrollTo(0, left.scroll);
-    left.element?.focus({ preventScroll: true });
+    scrollTo(0, lastPosition.scroll);
+    lastPosition.element?.focus({ preventScroll: true });
   }
   if (name === "home" && current(query)?.ready) showHome(current(query));
 }
@@ -117,47 +116,47 @@ function titleOf(query) {
   return words ? `${words} – genius` : "genius";
 }
 
-// The indexes
+// Indexes
 
 async function loadIndexes() {
-  const waited = current() && !current().ready;
+  const wasLoading = current() && !current().ready;
   try {
-    known = (await askIndexes()).indexes;
+    indexes = (await fetchIndexes()).indexes;
   } catch (error) {
     $("index-facts").textContent = "";
-    if (isEmpty(readQuery())) offline(error);
+    if (isEmpty(readQuery())) showOffline(error);
     return;
   }
-  if (isEmpty(readQuery())) show(false, $("error")); // one that a search has left is none of this
+  if (isEmpty(readQuery())) show(false, $("error")); // but keep the error of a search
   describeIndex();
   if (!current()) return;
-  if (!current().ready) setTimeout(loadIndexes, LOADING);
-  else if (waited) changed(); // what was asked meanwhile was refused
+  if (!current().ready) setTimeout(loadIndexes, POLL);
+  else if (wasLoading) refresh(); // requests were refused in the meantime
 }
 
-/** What is shown may no longer be true: look again. */
-function changed() {
-  searched = null;
-  viewed = "";
+/** Loads results and view again. */
+function refresh() {
+  shownQuery = null;
+  shownView = "";
   render();
 }
 
-/** Says which index is in use, and what can be done with it. */
+/** Shows the current index in the header, and the actions it allows. */
 function describeIndex() {
   const index = current();
   if (!index) return;
-  described = index.name;
-  form.describeIndexes(known, index);
-  const name = known.length > 1 ? "" : `${index.name} · `;
-  $("index-facts").textContent = `${name}${index.ready ? `${count(index.items)} items` : "is being loaded …"}`;
+  shownIndex = index.name;
+  form.describeIndexes(indexes, index);
+  const name = indexes.length > 1 ? "" : `${index.name} · `;
+  $("index-facts").textContent = `${name}${index.ready ? `${count(index.items)} items` : "loading …"}`;
   show(index.writable, $("add-open"));
   $("drop-more").textContent = index.writable ? "Drop several to add them to the index" : "";
   if (index.ready && isEmpty(readQuery())) showHome(index);
 }
 
-function offline(error) {
+function showOffline(error) {
   $("error-title").textContent =
-    error.status === 0 ? "The service cannot be reached" : "The service did not answer as it should";
+    error.status === 0 ? "The service cannot be reached" : "The service returned an error";
   $("error-message").textContent = error.message;
   $("retry").textContent = "Try again";
   $("retry").onclick = loadIndexes;
@@ -167,45 +166,45 @@ function offline(error) {
 // Actions
 
 function search(query) {
-  const again = identity(query) === searched && readView().name === "search";
-  if (again) searched = null;
+  const again = identity(query) === shownQuery && readView().name === "search";
+  if (again) shownQuery = null;
   goToQuery(query, { replace: again });
 }
 
-/** Things of the item's own kind: those are what it can be compared with best. */
+/** Finds items similar to an item, of the same modality. */
 function similar({ id, modality }) {
   const { index } = readQuery();
   search({ ...DEFAULTS, ...settings(), index, target: modality, like: id, image: null });
   scrollTo(0, 0);
 }
 
-/** The settings of the search stay when its content changes. */
+/** The options of the search, which stay when the query changes. */
 function settings() {
   const { mode, k, beam, budget, where } = form.read();
   return { mode, k, beam, budget, where };
 }
 
-/** The item's image goes into the box, and waits there for words. */
+/** Puts an item's image into the search box, for the user to add words. */
 function compose(item) {
   if (readView().name !== "search") goToView("");
   form.startComposing(item);
-  setTimeout(() => $("q").focus()); // after the dialog has given the focus back
+  setTimeout(() => $("q").focus()); // after the dialog has returned the focus
   scrollTo(0, 0);
 }
 
 function deleted(id) {
   toast(`${id} was deleted.`);
   for (const card of document.querySelectorAll(".card")) if (card.dataset.id === id) card.remove();
-  changedIndex();
+  reloadIndex();
 }
 
-function changedIndex() {
-  searched = null;
+function reloadIndex() {
+  shownQuery = null;
   forgetHome();
   loadIndexes();
 }
 
-async function givenFiles(files, how) {
+async function useFiles(files, how) {
   const index = current();
   if (addIsOpen()) return openAdd(files);
   closeItem();
@@ -213,8 +212,8 @@ async function givenFiles(files, how) {
   if (files.length === 1 && isImage(file) && index?.items !== 0) {
     await form.useImage(file);
     search(form.read());
-    const instead = { label: "Add it to the index instead", id: "add-instead", run: () => openAdd(files) };
-    return toast(`Searching with the image you ${how}.`, index?.writable ? instead : null);
+    const add = { label: "Add it to the index instead", id: "add-instead", run: () => openAdd(files) };
+    return toast(`Searching with the image you ${how}.`, index?.writable ? add : null);
   }
   if (index?.writable) return openAdd(files);
   toast(
@@ -251,7 +250,7 @@ function click(event) {
 function openCard(card) {
   const others = { codes: codeItems, items: listItems }[page.dataset.view]?.() ?? results.hits();
   const item = others.find((one) => one.id === card.dataset.id);
-  if (item) openItem(item, { others, scores: readQuery().mode, writable: current()?.writable ?? false });
+  if (item) openItem(item, { others, mode: readQuery().mode, writable: current()?.writable ?? false });
 }
 
 function keys(event) {

@@ -1,5 +1,4 @@
-// results.js: runs a search and shows what came of it: results, nothing, or an error. A new search ends the one before.
-// Knows the query, the answer and the part of the page below the search box; not the address and not the form.
+// results.js: runs a search and shows its results or its error. A new search cancels the previous one.
 
 import { ApiError, search } from "./api.js";
 import { card, fillGrid, skeletons } from "./cards.js";
@@ -8,36 +7,36 @@ import { $, el, show } from "./dom.js";
 import { showHow } from "./how.js";
 import { milliseconds, plural } from "./wording.js";
 
-const PATIENCE = 200; // milliseconds before skeletons take the place of the last results
-const TRIES = 3; // when the service is busy
+const SKELETON_DELAY = 200; // milliseconds before skeletons replace the previous results
+const MAX_ATTEMPTS = 3; // if the service is busy
 const TITLES = {
   0: "The service cannot be reached",
-  400: "The query cannot be used",
+  400: "The query is not valid",
   401: "An API key is needed",
   403: "This is not allowed",
   404: "Not found",
-  413: "That is too large",
-  415: "That is no image the service can read",
-  422: "The query cannot be used",
-  429: "Too many questions at once",
+  413: "The query is too large",
+  415: "The image cannot be read",
+  422: "The query is not valid",
+  429: "Too many requests",
   503: "The service is busy",
   504: "The service is busy",
 };
 
-let running = null;
-let counting = null;
+let running = null; // AbortController of the running search
+let countdown = null;
 let shown = { hits: [] };
-let widen = () => {};
+let onWiden = () => {};
 
-/** then: what to do when nothing was found and a setting might be why: (changes to the query) -> */
-export function startResults(then) {
-  widen = then;
+/** widen: called with changes to the query, to search with a wider filter or target. */
+export function startResults(widen) {
+  onWiden = widen;
   $("skeleton").replaceChildren(...skeletons(12));
 }
 
 export const hits = () => shown.hits;
 
-/** Searches, and shows the answer. */
+/** Runs a search and shows its results. */
 export async function run(query, attempt = 1) {
   stop();
   const control = new AbortController();
@@ -46,7 +45,7 @@ export async function run(query, attempt = 1) {
   show(true, $("answer"));
   show(false, $("error"));
   $("results").setAttribute("aria-busy", "true");
-  const waiting = setTimeout(showWaiting, $("results").children.length ? PATIENCE : 0);
+  const waiting = setTimeout(showSkeletons, $("results").children.length ? SKELETON_DELAY : 0);
   try {
     const answer = await search(query, query.image, control.signal);
     if (running === control) showAnswer(answer, query);
@@ -58,10 +57,10 @@ export async function run(query, attempt = 1) {
   }
 }
 
-/** Ends the search that runs, if one does. */
+/** Cancels the running search. */
 export function stop() {
   running?.abort();
-  clearInterval(counting);
+  clearInterval(countdown);
   finish();
 }
 
@@ -73,7 +72,7 @@ function finish() {
   show(true, $("results"));
 }
 
-function showWaiting() {
+function showSkeletons() {
   $("status").textContent = "Searching …";
   show(true, $("skeleton"));
   show(false, $("results"), $("none"), $("how-toggle"));
@@ -92,39 +91,39 @@ function showAnswer(answer, query) {
   shown = answer;
   const { hits } = answer;
   const cards = hits.map((hit) =>
-    card(hit, { mode: query.mode, shared: sharedLength(hit, hits), written: writtenLength(hit, answer.tree) }),
+    card(hit, { mode: query.mode, shared: sharedLength(hit, hits), generated: generatedLength(hit, answer.tree) }),
   );
   fillGrid($("results"), hits, cards);
   $("status").textContent = `${plural(hits.length, "result")} in ${milliseconds(answer.seconds.total)}`;
   show(hits.length > 0, $("how-toggle"));
   show(!hits.length, $("none"));
   showHow(answer, query);
-  if (!hits.length) nothing(query, answer);
+  if (!hits.length) showNothing(query, answer);
 }
 
 function sharedLength(hit, hits) {
   return Math.max(0, ...hits.map((other) => (other === hit ? 0 : commonLength(hit.codes, other.codes))));
 }
 
-/** How many of a hit's codes the decoder wrote: those of the branch it lies under. */
-function writtenLength(hit, tree) {
+/** Number of a hit's codes that the model generated: the length of the beam it lies under. */
+function generatedLength(hit, tree) {
   const under = (tree?.branches ?? []).filter(
     (branch) => commonLength(hit.codes, branch.codes) === branch.codes.length,
   );
   return Math.max(0, ...under.map((branch) => branch.codes.length));
 }
 
-function nothing(query, answer) {
+function showNothing(query, answer) {
   $("how").replaceChildren();
   const offers = [];
-  const offer = (label, changes) => offers.push(el("button", { type: "button", onclick: () => widen(changes) }, label));
+  const offer = (label, changes) => offers.push(el("button", { type: "button", onclick: () => onWiden(changes) }, label));
   if (query.where) offer("Search without the filter", { where: "" });
-  if (query.target) offer("Look for anything", { target: "" });
+  if (query.target) offer("Search all modalities", { target: "" });
   $("none-why").textContent = !answer.items
     ? "The index is empty."
     : offers.length
-      ? "No item satisfies the settings of this search."
-      : "The index has nothing to offer for this query.";
+      ? "No item matches the filter or the target."
+      : "The index has no items for this query.";
   $("none-actions").replaceChildren(...offers);
 }
 
@@ -142,25 +141,25 @@ function failed(error, query, attempt) {
   $("error-title").textContent = TITLES[status] ?? "Something went wrong";
   $("error-message").textContent = known
     ? error.message
-    : "The page could not make sense of the answer. Reload the page.";
+    : "The page cannot read the response. Reload the page.";
   const again = () => run(query);
   $("retry").onclick = again;
   $("retry").textContent = "Try again";
   show(![400, 403, 404, 413, 415, 422].includes(status), $("retry"));
   show(true, $("error"));
-  if ([429, 503, 504].includes(status) && attempt < TRIES)
+  if ([429, 503, 504].includes(status) && attempt < MAX_ATTEMPTS)
     countDown(error.retryAfter ?? attempt, () => run(query, attempt + 1));
 }
 
-/** Tries again by itself after so many seconds. */
+/** Shows a countdown and then tries again. */
 function countDown(seconds, then) {
   let left = Math.ceil(seconds);
-  const tell = () => ($("retry").textContent = `Trying again in ${left} s`);
-  tell();
-  counting = setInterval(() => {
+  const update = () => ($("retry").textContent = `Trying again in ${left} s`);
+  update();
+  countdown = setInterval(() => {
     left -= 1;
-    if (left > 0) return tell();
-    clearInterval(counting);
+    if (left > 0) return update();
+    clearInterval(countdown);
     then();
   }, 1000);
 }

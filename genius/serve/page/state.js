@@ -1,6 +1,5 @@
-// state.js: what the address of the page says, and how it changes. The query is in the address's search part, the view
-// (search, a code, a list of items) in its hash. Images cannot be in an address: they are kept here by number for as
-// long as the page is open, and the history holds the number. Knows no element.
+// state.js: the state of the page in its address. The query is in the search part, the view (results, codes or a list of
+// items) in the hash. Image files stay in memory while the page is open; the history holds their key.
 
 export const DEFAULTS = Object.freeze({
   q: "",
@@ -17,26 +16,26 @@ export const DEFAULTS = Object.freeze({
 const NUMBERS = ["k", "beam", "budget"];
 const CHOICES = { target: ["", "image", "text", "image,text"], mode: ["fast", "rerank", "generate"] };
 
-const images = new Map();
-const session = Date.now(); // numbers from before a reload must not mean an image of now
+const images = new Map(); // key -> file
+const session = Date.now(); // keys from before a reload must not match new images
 let next = 1;
 let changed = () => {};
 
-/** Calls `then` whenever the address has changed. */
+/** Calls `then` whenever the address changes. */
 export function onChange(then) {
   changed = then;
   addEventListener("popstate", then);
 }
 
-/** An image's number; the same image keeps its number. */
-export function keepImage(file) {
-  for (const [number, kept] of images) if (kept === file) return number;
-  const number = `${session}-${next++}`;
-  images.set(number, file);
-  return number;
+/** The key of an image file. The same file keeps its key. */
+function imageKey(file) {
+  for (const [key, kept] of images) if (kept === file) return key;
+  const key = `${session}-${next++}`;
+  images.set(key, file);
+  return key;
 }
 
-/** The query in the address, with its image (a file) or null. lost: it had an image before the page was reloaded. */
+/** The query in the address. image: a file or null; lost: whether its image was lost by a reload. */
 export function readQuery() {
   const parameters = new URLSearchParams(location.search);
   const query = { ...DEFAULTS };
@@ -46,18 +45,18 @@ export function readQuery() {
     if (NUMBERS.includes(name)) query[name] = Math.max(1, Math.floor(Number(value))) || DEFAULTS[name];
     else if (!CHOICES[name] || CHOICES[name].includes(value)) query[name] = value;
   }
-  const number = history.state?.image ?? null;
-  query.image = images.get(number) ?? null;
-  query.lost = number !== null && query.image === null;
+  const key = history.state?.image ?? null;
+  query.image = images.get(key) ?? null;
+  query.lost = key !== null && query.image === null;
   return query;
 }
 
-/** Whether there is anything to search with. */
+/** Whether the query has neither words nor an image nor an item. */
 export const isEmpty = (query) => !query.q && !query.like && !query.image;
 
-/** What makes a query differ from another. */
+/** A string that is equal for equal queries. */
 export const identity = (query) =>
-  JSON.stringify([addressOf(query), query.image ? keepImage(query.image) : null]);
+  JSON.stringify([addressOf(query), query.image ? imageKey(query.image) : null]);
 
 function addressOf(query) {
   const parameters = new URLSearchParams();
@@ -68,9 +67,9 @@ function addressOf(query) {
   return `${location.pathname}${text ? `?${text}` : ""}`;
 }
 
-/** Goes to a query, in the search view. replace: in place of where the page is now. */
+/** Shows a query in the search view. replace: replace the current history entry. */
 export function goToQuery(query, { replace = false } = {}) {
-  const state = { image: query.image ? keepImage(query.image) : null };
+  const state = { image: query.image ? imageKey(query.image) : null };
   history[replace || history.state?.overlay ? "replaceState" : "pushState"](state, "", addressOf(query));
   changed();
 }
@@ -94,7 +93,7 @@ export function itemsAddress(ids) {
   return `#/items?${new URLSearchParams(ids.map((id) => ["id", id]))}`;
 }
 
-/** Goes to a view; the query stays. */
+/** Shows a view and keeps the query. */
 export function goToView(hash) {
   const state = { image: history.state?.image ?? null };
   history[history.state?.overlay ? "replaceState" : "pushState"](
@@ -107,14 +106,14 @@ export function goToView(hash) {
 
 export const leaveView = () => goToView("");
 
-// Dialogs are steps of the history too, so that "back" closes them on a phone.
+// Dialogs are history entries too, so that "back" closes them on a phone.
 
 export function openOverlay(id) {
   const state = { ...history.state, overlay: id };
   history[history.state?.overlay ? "replaceState" : "pushState"](state, "", location.href);
 }
 
-/** Undoes `openOverlay`, if it is still the last step. */
+/** Undoes `openOverlay`, if it is still the last entry. */
 export function closeOverlay() {
   if (history.state?.overlay) history.back();
 }

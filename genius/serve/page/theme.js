@@ -1,5 +1,4 @@
-// theme.js: light or dark. Runs before the page is painted, so that it never flashes in the wrong colours.
-// Knows the system's wish and what was chosen here before; nothing else.
+// theme.js: light or dark. Not a module: it runs before the first paint, so that the page does not flash.
 (() => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -22,7 +21,7 @@
     try {
       localStorage.setItem("genius.theme", theme);
     } catch {
-      // Without storage the choice lasts until the page is left.
+      // Without storage the choice lasts until the page is closed.
     }
   }
 

@@ -1,6 +1,5 @@
-// tree.js: the beam as a tree. `plant` merges the decoder's branches, which are beginnings of IDs, into one small tree;
-// `draw` makes it an image that can be pointed at and walked by keyboard; `list` says the same as nested lists.
-// Knows branches and hits; nothing of how they were found.
+// tree.js: the beams as a tree. `buildTree` merges them into one small tree, `drawTree` draws it, `listTree` shows it as
+// nested lists.
 
 import { fillImage } from "./api.js";
 import { commonLength } from "./chips.js";
@@ -8,34 +7,35 @@ import { el, svg } from "./dom.js";
 import { codesAddress } from "./state.js";
 import { codeName, logProbability, percent, plural, prefixName, title } from "./wording.js";
 
-const LEAVES = 18;
-const NODES = 60;
+const MAX_LEAVES = 18;
+const MAX_NODES = 60;
 const WIDTH = 392;
-const ROW = 25;
-const THUMBS = 2;
+const ROW = 25; // height of a row
+const THUMBS = 2; // images next to a leaf
 
 /**
- * The tree of the branches: nodes {codes, label, children, mass, items, best, hits, parent}.
- * mass: the node's share of the probability of all branches; items: those under its branches; hits: results below it.
- * Branches with results come first when there are too many to draw; `left` says how many are not drawn.
+ * Merges beams into a tree of nodes {codes, label, children, mass, items, best, hits, parent}.
+ * mass: share of the node in the probability of all beams; items: number of items under its beams; best: highest
+ * log-probability; hits: results below it. If there are too many beams to draw, those with results come first, and
+ * `omitted` counts the others.
  */
-export function plant(found, hits) {
+export function buildTree(found, hits) {
   const best = Math.max(...found.map((branch) => branch.logprob));
-  const weight = ({ logprob }) => Math.exp(logprob - best); // so that none is too small to be added up
+  const weight = ({ logprob }) => Math.exp(logprob - best); // relative to the best, against underflow
   const branches = found.map((branch) => ({ ...branch, weight: weight(branch) }));
   const total = branches.reduce((sum, branch) => sum + branch.weight, 0);
-  const answering = (branch) => hits.some((hit) => commonLength(hit.codes, branch.codes) === branch.codes.length);
-  const ordered = [...branches.filter(answering), ...branches.filter((branch) => !answering(branch))];
-  let drawn = Math.min(ordered.length, LEAVES);
-  let root = grow(ordered.slice(0, drawn), branches, hits, total);
-  while (drawn > 1 && size(root) > NODES) {
+  const hasHits = (branch) => hits.some((hit) => commonLength(hit.codes, branch.codes) === branch.codes.length);
+  const ordered = [...branches.filter(hasHits), ...branches.filter((branch) => !hasHits(branch))];
+  let drawn = Math.min(ordered.length, MAX_LEAVES);
+  let root = merge(ordered.slice(0, drawn), branches, hits, total);
+  while (drawn > 1 && size(root) > MAX_NODES) {
     drawn -= 1;
-    root = grow(ordered.slice(0, drawn), branches, hits, total);
+    root = merge(ordered.slice(0, drawn), branches, hits, total);
   }
-  return { root, left: branches.length - drawn };
+  return { root, omitted: branches.length - drawn };
 }
 
-function grow(drawn, all, hits, total) {
+function merge(drawn, all, hits, total) {
   const root = node([], null);
   for (const branch of drawn) {
     let at = root;
@@ -74,7 +74,7 @@ function measure(at, branches, hits, total) {
   at.children.sort((first, second) => second.mass - first.mass);
 }
 
-/** Long chains without a fork become one step; the modalities stay, as they have names. */
+/** Joins chains without a fork into one node, except for the modality at the first level. */
 function collapse(at) {
   at.children = at.children.map((child) => {
     let last = child;
@@ -97,19 +97,18 @@ const facts = (at) => `${plural(at.items, "item")}, log-probability ${logProbabi
 
 export function describe(at) {
   if (!at.codes.length)
-    return `The query. The decoder followed IDs that begin in these ways; ${plural(at.items, "item")} lie under them.`;
+    return `The query. ${plural(at.items, "item")} lie under the generated prefixes.`;
   const results = at.hits.length ? `, ${plural(at.hits.length, "result")} here` : "";
-  return `${prefixName(at.codes)}: ${facts(at)} (${percent(at.mass)} of the beam)${results}.`;
+  return `${prefixName(at.codes)}: ${facts(at)} (${percent(at.mass)} of all beams)${results}.`;
 }
 
-// As a drawing
-
-export function draw({ root }, onPoint) {
+/** An SVG of the tree. onPoint: called with the description of the node that is pointed at. */
+export function drawTree({ root }, onPoint) {
   const columns = Math.max(1, depth(root));
   const names = Math.max(
-    ...[...walk(root)].map((at) => (at.children.length || !at.label ? 0 : short(at.label).length)),
+    ...[...allNodes(root)].map((at) => (at.children.length || !at.label ? 0 : short(at.label).length)),
   );
-  const room = 36 + names * 6.4 + 22 * THUMBS; // at the right, for the leaves' names and images
+  const room = 36 + names * 6.4 + 22 * THUMBS; // on the right, for labels and images of leaves
   const step = (WIDTH - room) / columns;
   let row = 0;
   const place = (at, column) => {
@@ -127,13 +126,13 @@ export function draw({ root }, onPoint) {
       id: "tree",
       viewBox: `0 0 ${WIDTH} ${height}`,
       role: "group",
-      "aria-label": "The beam as a tree. Arrow keys move, Enter opens a code. The same as lists is below.",
+      "aria-label": "The beams as a tree. Arrow keys move, Enter opens a code. A list with the same content follows.",
       vars: { height: `${height}px` },
     },
     edges,
     nodes,
   );
-  for (const at of walk(root)) {
+  for (const at of allNodes(root)) {
     if (at.parent) edges.append(edge(at));
     nodes.append(drawNode(at, onPoint));
   }
@@ -143,12 +142,12 @@ export function draw({ root }, onPoint) {
   return image;
 }
 
-function* walk(at) {
+function* allNodes(at) {
   yield at;
-  for (const child of at.children) yield* walk(child);
+  for (const child of at.children) yield* allNodes(child);
 }
 
-const answers = (at) => (at.hits.length ? " answers" : "");
+const resultClass = (at) => (at.hits.length ? " has-results" : "");
 const radius = (at) => 3.5 + 5.5 * Math.sqrt(Math.min(1, at.mass));
 
 function edge(at) {
@@ -156,7 +155,7 @@ function edge(at) {
   const middle = (x + at.x) / 2;
   const path = `M${x} ${y}C${middle} ${y} ${middle} ${at.y} ${at.x} ${at.y}`;
   return svg("path", {
-    class: `edge${answers(at)}`,
+    class: `edge${resultClass(at)}`,
     d: path,
     "stroke-width": (1 + 3 * Math.sqrt(at.mass)).toFixed(2),
     data: { prefix: at.codes.join("-") },
@@ -173,19 +172,19 @@ function drawNode(at, onPoint) {
   const group = svg(
     "a",
     {
-      class: `node${answers(at)}${leaf ? " leaf" : ""}`,
+      class: `node${resultClass(at)}${leaf ? " leaf" : ""}`,
       href: codesAddress(at.codes),
       tabindex: "-1",
       "aria-label": describe(at),
       data,
       vars: { level: Math.max(0, level) },
     },
-    leaf && svg("rect", { class: "row-reach", x: at.x, y: at.y - ROW / 2, width: WIDTH - at.x, height: ROW }),
-    svg("circle", { class: "reach", cx: at.x, cy: at.y, r: Math.max(8, r + 4) }),
+    leaf && svg("rect", { class: "row-target", x: at.x, y: at.y - ROW / 2, width: WIDTH - at.x, height: ROW }),
+    svg("circle", { class: "target", cx: at.x, cy: at.y, r: Math.max(8, r + 4) }),
     svg("circle", { class: "dot", cx: at.x, cy: at.y, r: r.toFixed(2) }),
   );
   group.append(label(at, leaf, r));
-  if (leaf) group.append(...thumbs(at, r));
+  if (leaf) group.append(...thumbs(at));
   const point = () => onPoint(describe(at));
   group.addEventListener("pointerenter", point);
   group.addEventListener("focus", point);
@@ -199,7 +198,7 @@ function label(at, leaf, r) {
   return svg("text", place, short(at.label));
 }
 
-function thumbs(at, r) {
+function thumbs(at) {
   const shown = at.hits.filter((hit) => hit.image_url).slice(0, THUMBS);
   const start = WIDTH - 22 * THUMBS;
   return shown.map((hit, i) => {
@@ -229,11 +228,10 @@ function move(event, nodes) {
   all.find((one) => one.tree === to).focus();
 }
 
-// As lists
-
-export function list({ root, left }) {
+/** The tree as nested lists. */
+export function listTree({ root, omitted }) {
   const box = el("ul", { id: "tree-list" }, root.children.map(entry));
-  if (left > 0) box.append(el("li", {}, `${plural(left, "more branch", "more branches")} not shown`));
+  if (omitted > 0) box.append(el("li", {}, `${plural(omitted, "more beam")} not shown`));
   return box;
 }
 

@@ -1,8 +1,8 @@
-// wording.js: how numbers, kinds and items are said to people. Knows the service's answers; touches no element.
+// wording.js: numbers, modalities and items as text.
 
 const COUNT = new Intl.NumberFormat("en");
-const NAMES = ["name", "title", "caption", "label", "headline", "description"];
-const KINDS = { image: "Image", text: "Text", "image,text": "Pair" };
+const TITLE_FIELDS = ["name", "title", "caption", "label", "headline", "description"];
+const MODALITIES = { image: "Image", text: "Text", "image,text": "Pair" };
 const FIRST_CODES = ["Images", "Texts", "Pairs"];
 
 export const count = (number) => COUNT.format(number);
@@ -17,8 +17,8 @@ export function milliseconds(seconds) {
   return `${ms >= 10 ? Math.round(ms) : ms.toFixed(1)} ms`;
 }
 
-export function percent(part) {
-  const value = part * 100;
+export function percent(ratio) {
+  const value = ratio * 100;
   if (value > 0 && value < 0.1) return "under 0.1 %";
   return `${value >= 10 ? Math.round(value) : value.toFixed(1)} %`;
 }
@@ -26,11 +26,12 @@ export function percent(part) {
 const minus = (text) => text.replace("-", "−");
 export const logProbability = (value) => minus(value.toFixed(2));
 
+/** A score as text, and what it means in this search mode. */
 export function score(value, mode) {
   return mode === "generate"
     ? {
         text: logProbability(value),
-        meaning: "Log-probability of the item's ID for this query: 0 is certain, the more negative the less likely.",
+        meaning: "Log-probability of the item's semantic ID for this query. 0 is certain; lower is less likely.",
       }
     : {
         text: minus(value.toFixed(2)),
@@ -38,26 +39,25 @@ export function score(value, mode) {
       };
 }
 
-export const kind = (modality) => KINDS[modality] ?? modality;
+export const modalityName = (modality) => MODALITIES[modality] ?? modality;
 
-/** What a code on the first level stands for; on other levels codes have no names. */
+/** The label of a code. The first level is the modality and has names; other codes are shown as numbers. */
 export const codeName = (code, level) => (level === 0 ? (FIRST_CODES[code] ?? `${code}`) : `${code}`);
 
-/** The name of a beginning of IDs, as in "Images · 17 · 203". */
+/** The label of a prefix, such as "Images · 17 · 203". */
 export const prefixName = (codes) => codes.map(codeName).join(" · ");
 
-/** What an item is called: a name in its metadata, its text, or its id. */
+/** The title of an item: a name in its metadata, its text, or its id. */
 export function title(item) {
-  for (const name of NAMES) {
-    const value = item.metadata?.[name];
+  for (const field of TITLE_FIELDS) {
+    const value = item.metadata?.[field];
     if (typeof value === "string" && value.trim()) return value.trim();
   }
   return item.text?.trim() || item.id;
 }
 
-export function alternative(item) {
-  return item.text?.trim() || title(item);
-}
+/** The alternative text of an item's image. */
+export const altText = (item) => item.text?.trim() || title(item);
 
-/** Whether a text says a name already, however it is spelt. */
-export const says = (text, name) => text.toLowerCase().includes(name.toLowerCase().replace(/[.!?]+$/, ""));
+/** Whether a text contains a title, ignoring case and final punctuation. */
+export const containsTitle = (text, name) => text.toLowerCase().includes(name.toLowerCase().replace(/[.!?]+$/, ""));
