@@ -73,7 +73,7 @@ function explanation({ branches, levels, decoder_levels: decoded }, mode) {
   const depth = Math.max(...branches.map((branch) => branch.codes.length));
   const part = depth === 1 ? "the first code (the modality)" : `the first ${depth} of ${levels} codes`;
   const codes = depth === levels ? `all ${levels} codes` : part;
-  const first = { 1: "the modality", 2: "the modality and the code after it" }[decoded] ?? `the first ${decoded} codes`;
+  const first = { 1: "the modality", 2: "the modality and the first semantic code" }[decoded] ?? `the first ${decoded} codes`;
   const scored = decoded < depth ? `The decoder scored ${first}, a linear head the rest. ` : "";
   const ranked = {
     generate: "Items are ranked by the probability of their ID.",
