@@ -338,7 +338,8 @@ def test_pointing_at_a_code_lights_up_the_results_that_have_it(visit: Visit) -> 
     first = answer["hits"][0]
     hit(page, first["id"]).locator("[data-level='0']").hover()
     kind = str(first["codes"][0])
-    lit = page.locator("#results [data-level='0'].highlighted").evaluate_all("(all) => all.map((one) => one.dataset.code)")
+    highlighted = page.locator("#results [data-level='0'].highlighted")
+    lit = highlighted.evaluate_all("(all) => all.map((one) => one.dataset.code)")
     assert set(lit) == {kind}
     assert len(lit) == sum(one["codes"][0] == first["codes"][0] for one in answer["hits"])
 
