@@ -32,7 +32,7 @@ COLOURS = {
 """The colour of each method in every chart."""
 MODALITIES = {"image": "#2c9672", "text": "#b47330", "image + text": "#7f65db"}
 SQUARES, TRIANGLES = ("exact", "exact-modality", "fused", "flat"), ("hnsw", "ivfpq", "opq", "rq")
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#74747d",
     "axes.grid": True,
@@ -90,7 +90,7 @@ def trade_off(name: str, title: str, cost: str, points: dict[str, tuple[float, E
         return _chart(axes, name, caption)
 
 
-def speeds(name: str, title: str, lines: dict[str, list[tuple[float, float]]], caption: str) -> Chart:
+def speeds(name: str, title: str, lines: dict[str, list[tuple[int, float]]], caption: str) -> Chart:
     """Queries per second against items, both logarithmic. lines: method -> (items, speed), fewest items first."""
     with _axes(6.0, 3.9, title, "items in the collection", "queries per second") as axes:
         for method, points in sorted(lines.items(), key=lambda line: -line[1][-1][1]):
@@ -129,7 +129,8 @@ def cloud(name: str, title: str, vectors: np.ndarray, modality: np.ndarray) -> C
         axes.set_axis_off()
         for number, (label, colour) in enumerate(MODALITIES.items()):
             if (mine := modality == number).any():
-                axes.scatter(*places[mine].T, s=7, color=colour, alpha=0.7, linewidths=0, rasterized=True, label=label)
+                x, y = places[mine].T
+                axes.scatter(x, y, s=7, color=colour, alpha=0.7, linewidths=0, rasterized=True, label=label)
         return _chart(axes, name, f"{len(distinct):,} distinct vectors of {len(vectors):,} items.")
 
 
