@@ -28,7 +28,7 @@ from genius.encoders.model_files import HUB_ID
 from genius.errors import BadImage, BadItem, BadModel, GeniusError
 from genius.model.decoder import Decoder, DecoderConfig
 from genius.model.decoder_runtime import DecoderRuntime
-from genius.model.fusion import Fusion, FusionRuntime
+from genius.model.fusion import Fusion
 from genius.model.hub import CARD, PLAIN_CARD, check_name, fetch, hub_library, upload
 from genius.model.quantizer import Quantizer
 from genius.runtime.threads import over_blocks
@@ -102,32 +102,32 @@ class Genius:
         """The decoder for search."""
         return DecoderRuntime(self.decoder, int8=self.int8)
 
-    @cached_property
-    def _fusion_runtime(self) -> FusionRuntime:
-        return FusionRuntime(self.fusion)
-
     # From items and queries to vectors
 
-    def prepare(self, item: Item) -> Prepared:
+    def prepare(self, item: Item, image_name: str | None = None) -> Prepared:
         """Read and decode one item. Safe to call from many threads.
 
+        Args:
+            item: The item to prepare.
+            image_name: Name of the image in error messages; by default its path.
+
         Raises:
-            BadItem: The item has neither text nor image, or its image cannot be read.
+            BadItem: The item has neither text nor image, or its image cannot be decoded.
         """
         item.modality  # noqa: B018 (raises where there is neither text nor image)
-        return Prepared(self._pixels(item.id, item.image), clean_text(item.text))
+        return Prepared(self._pixels(item.id, item.image, image_name), clean_text(item.text))
 
     def prepare_query(self, query: Query) -> Prepared:
         """Read and decode one query; its text is instruction and text as one string."""
         return Prepared(self._pixels("query", query.image), query.prompt())
 
-    def _pixels(self, name: str, image: Any) -> np.ndarray | None:
+    def _pixels(self, owner: str, image: Any, image_name: str | None = None) -> np.ndarray | None:
         if image is None:
             return None
         try:
-            return self.encoder.pixels(load_image(image))
+            return self.encoder.pixels(load_image(image, image_name))
         except BadImage as error:
-            raise BadItem(name, str(error)) from error
+            raise BadItem(owner, str(error)) from error
 
     def encode(self, prepared: Sequence[Prepared], progress: bool = False) -> Vectors:
         """Image and text vectors of prepared items or queries, (n, dim) each."""
@@ -146,10 +146,11 @@ class Genius:
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """The fused vectors z = h(x, y), (n, dim) float32, which quantizer and decoder work on."""
         fused = np.empty((len(vectors), self.dim), dtype=np.float32)
-        fuse = self._fusion_runtime
 
+        @torch.inference_mode()
         def fuse_block(block: slice) -> None:
-            fused[block] = fuse(vectors.image[block], vectors.text[block])
+            image, text = torch.from_numpy(vectors.image[block]), torch.from_numpy(vectors.text[block])
+            fused[block] = self.fusion(image, text).numpy()
 
         over_blocks(fuse_block, len(vectors), ROWS)
         return fused
