@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import lance
 import numpy as np
@@ -196,7 +196,8 @@ class Snapshot:
         """The items that pass a filter, in the order of the index: `limit` of them from `offset`."""
 
         def read() -> list[dict[str, Any]]:
-            return self.dataset.to_table(columns=ITEM_COLUMNS, filter=where, limit=limit, offset=offset).to_pylist()
+            table = self.dataset.to_table(columns=ITEM_COLUMNS, filter=where, limit=limit, offset=offset)
+            return cast(list[dict[str, Any]], table.to_pylist())
 
         if where is not None:
             return [row_to_item(row) for row in self._evaluate(where, read)]
@@ -345,4 +346,4 @@ def _newer_rows(dataset: lance.LanceDataset, fragments: list[Any], columns: Sequ
 
 
 def _row_ids(table: pa.Table) -> np.ndarray:
-    return table["_rowid"].to_numpy().astype(np.int64)
+    return np.asarray(table["_rowid"].to_numpy(), np.int64)

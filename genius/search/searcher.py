@@ -173,7 +173,7 @@ class Searcher:
         for query, found in enumerate(beams):
             beam, at = concatenate_ranges(found.lo, found.hi)
             if options.mode == "generate":  # items that share an ID share its log-probability
-                at, score = at[:k], found.logprob[beam[:k]]
+                at, score = at[:k], found.logprob[beam[:k]].astype(np.float32)
             else:
                 candidates = self.trie.order[at]
                 if self.embeddings is not None:
