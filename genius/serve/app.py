@@ -40,6 +40,7 @@ def create_app(served: Mapping[str, ServedIndex], settings: Settings) -> FastAPI
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,  # operation ids
         lifespan=_lifespan,
     )
     app.state.served, app.state.settings = dict(served), settings
@@ -76,7 +77,7 @@ async def _start(one: ServedIndex) -> None:
 
 
 class HeadRequests:
-    """Middleware: answers HEAD like GET, without the body."""
+    """Middleware: routes HEAD like GET. The server leaves the body out."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -85,13 +86,9 @@ class HeadRequests:
         """Handle a request."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             return await self._app(scope, receive, send)
-
-        async def send_without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
         get_scope = {**scope, "method": "GET"}
         try:
-            await self._app(get_scope, receive, send_without_body)
+            await self._app(get_scope, receive, send)
         finally:
             scope["route"] = get_scope.get("route")
 

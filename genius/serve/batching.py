@@ -19,7 +19,7 @@ from genius.index.index import Index
 from genius.model.genius import Genius
 from genius.search.options import SearchOptions
 from genius.search.results import SearchResult
-from genius.serve.limits import QueryExpired, ServiceBusy
+from genius.serve.limits import NOT_READY, QueryExpired, ServiceBusy
 from genius.serve.settings import Settings
 from genius.serve.threads import log_unexpected, resolve
 
@@ -98,12 +98,13 @@ class Batcher:
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="image")
         self._preparing = 0  # queries whose images are being decoded
         self._open = 0  # unanswered queries
-        self._closed = self._given_up = False
+        self._closed, self._given_up = True, False  # closed until `start`
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread and accept queries."""
         self._thread.start()
+        self._closed = False
 
     async def stop(self, timeout: float) -> None:
         """Accept no more queries, answer the waiting ones for at most `timeout` seconds, and refuse the rest."""
@@ -140,7 +141,7 @@ class Batcher:
 
     def _admit(self, count: int) -> None:
         if self._closed:
-            raise ServiceBusy("The service is stopping. Try again when it is back.")
+            raise ServiceBusy(NOT_READY)
         if self.waiting + count > self._settings.max_waiting:
             raise ServiceBusy(
                 f"{self.waiting} queries are waiting, of at most {self._settings.max_waiting}. Try again in a moment."

@@ -15,12 +15,12 @@ from pydantic_core import from_json
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
 
+from genius.serve.limits import MAX_IDS, MAX_ITEMS
 from genius.serve.problems import HttpProblem, problem_from_validation
-from genius.serve.settings import Settings
 
 INLINE = 32_768  # bytes; longer bodies are parsed in a thread
 MAX_VALUES = 2_000_000  # JSON values in one body; empty brackets would take many times their size in memory
-EXTRA_PARTS = 32  # parts of a form besides files or ids
+MAX_PARTS = 32 + max(MAX_ITEMS, MAX_IDS)  # of a form
 JSON, FORM = "application/json", "multipart/form-data"
 M = TypeVar("M", bound=BaseModel)
 
@@ -59,7 +59,6 @@ def decode_text(data: bytes, what: str, field: str | None = None) -> str:
 
 async def read_body(request: Request, model: type[M], from_form: Callable[[list[FormPart]], dict[str, Any]]) -> M:
     """Read and validate the body. `from_form` converts the parts of a form to the value that JSON would have."""
-    settings: Settings = request.app.state.settings
     header = request.headers.get("content-type", "")
     content_type = header.partition(";")[0].strip().lower()
     if content_type not in (JSON, FORM):
@@ -68,9 +67,9 @@ async def read_body(request: Request, model: type[M], from_form: Callable[[list[
     body = await request.body()
 
     def parse() -> M:
-        data = parse_json(body) if content_type == JSON else from_form(parse_form(body, header, settings))
+        data = parse_json(body) if content_type == JSON else from_form(parse_form(body, header))
         try:
-            return model.model_validate(data, context=settings)
+            return model.model_validate(data)
         except ValidationError as error:
             raise problem_from_validation(error) from error
 
@@ -88,18 +87,17 @@ def parse_json(body: bytes, field: str | None = None) -> Any:
         raise HttpProblem(400, f"{what} is not valid JSON: {error}.", field) from error
 
 
-def parse_form(body: bytes, header: str, settings: Settings) -> list[FormPart]:
+def parse_form(body: bytes, header: str) -> list[FormPart]:
     """The parts of a form in their order. Files stay in memory."""
     boundary = parse_options_header(header)[1].get(b"boundary")
     if not boundary:
         raise HttpProblem(400, "The header Content-Type has no boundary. Let the HTTP library set it.")
     parts: list[FormPart] = []
-    max_parts = EXTRA_PARTS + max(settings.max_items, settings.max_ids)
     complete = False
 
     def on_part(part: Field | File) -> None:
-        if len(parts) >= max_parts:
-            raise HttpProblem(413, f"The form has more than {max_parts:,} parts. Send several requests.")
+        if len(parts) >= MAX_PARTS:
+            raise HttpProblem(413, f"The form has more than {MAX_PARTS:,} parts. Send several requests.")
         name, filename = decode_text(part.field_name or b"", "The name of a field"), None
         if isinstance(part, File):
             filename = decode_text(part.file_name or b"", "The name of a file")

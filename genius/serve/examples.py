@@ -17,25 +17,24 @@ SEARCH_REQUESTS: dict[str, Any] = {
         "value": {"text": "a star", "where": "modality = 'text'", "k": 3, "explain": True},
     },
 }
+ITEM_RESPONSE: dict[str, Any] = {
+    "example": {
+        "id": "cats/grooming",
+        "modality": "image,text",
+        "text": "How to groom a cat",
+        "metadata": {"lang": "en"},
+        "codes": [2, 17, 203],
+        "image_url": "/v1/images/cats%2Fgrooming?index=photos",
+    }
+}
 SEARCH_RESPONSE: dict[str, Any] = {
     "example": {
         "index": "photos",
         "version": 12,
         "items": 10_034,
-        "hits": [
-            {
-                "id": "cats/grooming",
-                "score": 0.8312,
-                "modality": "image,text",
-                "codes": [2, 17, 203],
-                "text": "How to groom a cat",
-                "metadata": {"lang": "en"},
-                "image_url": "/v1/images/cats%2Fgrooming?index=photos",
-            }
-        ],
+        "hits": [{**ITEM_RESPONSE["example"], "score": 0.8312}],
         "seconds": {
             "queue": 0.0004,
-            "prepare": 0.0001,
             "encode": 0.0112,
             "generate": 0.0047,
             "rerank": 0.0009,
@@ -45,16 +44,6 @@ SEARCH_RESPONSE: dict[str, Any] = {
         "batch": 3,
         "candidates": 873,
         "tree": None,
-    }
-}
-ITEM_RESPONSE: dict[str, Any] = {
-    "example": {
-        "id": "cats/grooming",
-        "modality": "image,text",
-        "text": "How to groom a cat",
-        "metadata": {"lang": "en"},
-        "codes": [2, 17, 203],
-        "image_url": "/v1/images/cats%2Fgrooming?index=photos",
     }
 }
 PUT_REQUESTS: dict[str, Any] = {

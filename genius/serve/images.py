@@ -15,6 +15,7 @@ from PIL import Image
 from genius.data.images import load_image
 from genius.data.items import Item
 from genius.errors import BadImage
+from genius.serve.limits import MAX_PIXELS
 from genius.serve.problems import HttpProblem
 
 THUMBNAIL_TYPE = "image/webp"
@@ -28,7 +29,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _UNREADABLE = "The image of this item cannot be read. Its file may have been moved."
 
 
-def check_image(data: bytes, max_pixels: int) -> None:
+def check_image(data: bytes, max_pixels: int = MAX_PIXELS) -> None:
     """Refuse data that is not an image, or that would take too long or too much memory to decode."""
     if not data:
         raise HttpProblem(422, "`image` is empty. Send an image file.", "image")

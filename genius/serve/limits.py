@@ -1,8 +1,24 @@
-"""Load limits: the errors of an overloaded service, and a budget for bytes that wait in memory."""
+"""Limits: of the values in requests, the errors of an overloaded service, and a budget for waiting bytes."""
 
 import threading
 
 from genius.errors import GeniusError
+
+MAX_TEXT = 10_000  # characters
+MAX_ID = 512  # characters
+MAX_WHERE = 10_000  # characters
+MAX_METADATA = 65_536  # bytes as JSON
+MAX_PIXELS = 40_000_000
+MAX_K = 200
+MAX_BEAM = 500
+MAX_BUDGET = 10_000
+MAX_IDS = 10_000  # in a filter
+MAX_QUERIES = 64  # in one batch search
+MAX_ITEMS = 5_000  # in one bulk addition
+MAX_PAGE = 200  # items in one listing
+
+
+NOT_READY = "The index is loading, or the service is stopping. Try again in a few seconds."
 
 
 class ServiceBusy(GeniusError):

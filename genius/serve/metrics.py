@@ -97,12 +97,12 @@ class _IndexCollector(Collector):
         writes = GaugeMetricFamily("genius_waiting_writes", "Single writes in the queue.", labels=["index"])
         jobs = GaugeMetricFamily("genius_jobs", "Bulk additions by state.", labels=["index", "state"])
         for name, one in self._served.items():
-            states = Tally(job.state for job in one.jobs.list())
+            states = Tally(job.state for job in one.writer.jobs.list())
             for state in get_args(JobState):
                 jobs.add_metric([name, state], states[state])
             ready.add_metric([name], one.ready)
-            queries.add_metric([name], one.waiting_queries)
-            writes.add_metric([name], one.waiting_writes)
+            queries.add_metric([name], one.batcher.waiting)
+            writes.add_metric([name], one.writer.waiting)
             try:
                 items.add_metric([name], len(one.index))
                 version.add_metric([name], one.index.version)

@@ -1,4 +1,4 @@
-"""The OpenAPI description: routes and schemas, with the limits of the running service filled in."""
+"""The OpenAPI description: built from routes and schemas, plus request bodies as JSON or forms."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -9,14 +9,12 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from genius.serve.schemas import (
-    LIMIT,
     AddItemsRequest,
     NewItemRequest,
     PutItemRequest,
     SearchBatchRequest,
     SearchRequest,
 )
-from genius.serve.settings import Settings
 
 REF = "#/components/schemas/{model}"
 REQUESTS = (SearchRequest, SearchBatchRequest, PutItemRequest, NewItemRequest, AddItemsRequest)
@@ -82,19 +80,5 @@ def openapi(app: FastAPI) -> dict[str, Any]:
             schemas.pop(name, None)
         description["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         description["security"] = [{}, {"key": []}]  # a key is needed only if the operator has set one
-        _fill_limits(description, app.state.settings)
         app.openapi_schema = description
     return app.openapi_schema
-
-
-def _fill_limits(value: Any, settings: Settings) -> None:
-    """Replace the names of settings by maximum, maxLength or maxItems."""
-    if isinstance(value, list):
-        for one in value:
-            _fill_limits(one, settings)
-    elif isinstance(value, dict):
-        if isinstance(value.get(LIMIT), str):
-            keyword = {"string": "maxLength", "array": "maxItems"}.get(value["type"], "maximum")
-            value[keyword] = getattr(settings, value.pop(LIMIT))
-        for one in value.values():
-            _fill_limits(one, settings)

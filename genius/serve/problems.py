@@ -94,6 +94,7 @@ _VALIDATION_MESSAGES = {
     "string_too_short": "is empty.",
     "string_too_long": "is too long: at most {max_length:,} characters are allowed.",
     "too_short": "is empty. Give at least one entry.",
+    "too_long": "has too many entries: at most {max_length:,} are allowed.",
     "string_pattern_mismatch": "does not have the right form. /docs describes it.",
 }
 

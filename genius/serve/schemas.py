@@ -1,12 +1,8 @@
-"""Request and response models: fields, types, limits and descriptions. /docs shows them.
-
-Limits set by the operator are named by the setting (`MaxSetting`); validation receives the settings as its context.
-"""
+"""Request and response models: fields, types, limits and descriptions. /docs shows them."""
 
 import base64
 import binascii
 import json
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -15,66 +11,30 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationInfo,
     WithJsonSchema,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
 from genius.search.options import Mode, SearchOptions
 from genius.serve.jobs import JobState
-from genius.serve.settings import Settings
+from genius.serve.limits import (
+    MAX_BEAM,
+    MAX_BUDGET,
+    MAX_ID,
+    MAX_IDS,
+    MAX_ITEMS,
+    MAX_K,
+    MAX_METADATA,
+    MAX_QUERIES,
+    MAX_TEXT,
+    MAX_WHERE,
+)
 from genius.serve.writer import WriteStatus
-
-LIMIT = "x-at-most"
-"""JSON schema keyword that names the limiting setting. The OpenAPI description replaces it by the value."""
-MAX_WHERE = 10_000  # characters
 
 
 def invalid(sentence: str) -> PydanticCustomError:
     """A validation error. The sentence follows the name of the field."""
     return PydanticCustomError("genius", "{sentence}", {"sentence": sentence})
-
-
-@dataclass(frozen=True)
-class MaxSetting:
-    """Annotation of a number, string or list whose maximum is a setting."""
-
-    setting: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Check the limit after pydantic's own validation."""
-        return core_schema.with_info_after_validator_function(self.check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Name the setting in the JSON schema."""
-        return {**handler(schema), LIMIT: self.setting}
-
-    def check(self, value: Any, info: ValidationInfo) -> Any:
-        """The value, if it is within the limit."""
-        complaint = check_limit(_settings(info), self.setting, value)
-        if complaint:
-            raise invalid(complaint)
-        return value
-
-
-def _settings(info: ValidationInfo) -> Settings:
-    assert isinstance(info.context, Settings)
-    return info.context
-
-
-def check_limit(settings: Settings, setting: str, value: int | str | list[Any]) -> str | None:
-    """The complaint about a value above its limit, to follow the name of the field; None if it is within."""
-    limit = int(getattr(settings, setting))
-    if isinstance(value, int):
-        shown = f"{value:,}" if value.bit_length() < 64 else "a very large number"
-        return f"is {shown}; at most {limit:,} is allowed." if value > limit else None
-    if len(value) <= limit:
-        return None
-    unit = "characters" if isinstance(value, str) else "entries"
-    return f"has {len(value):,} {unit}; at most {limit:,} are allowed. Send less, or several requests."
 
 
 def _whole_float_to_int(value: Any) -> Any:
@@ -94,14 +54,13 @@ def _decode_image(value: Any) -> Any:
         raise invalid("is not Base64. Send an image file as Base64, or use multipart/form-data.") from error
 
 
-def _check_metadata(value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    limit = _settings(info).max_metadata
+def _check_metadata(value: dict[str, Any]) -> dict[str, Any]:
     try:
         size = len(json.dumps(value, allow_nan=False))
     except ValueError as error:
         raise invalid("holds a number that JSON cannot represent. Send it as a string.") from error
-    if size > limit:
-        raise invalid(f"takes {size:,} bytes as JSON; at most {limit:,} are allowed.")
+    if size > MAX_METADATA:
+        raise invalid(f"takes {size:,} bytes as JSON; at most {MAX_METADATA:,} are allowed.")
     return value
 
 
@@ -111,9 +70,9 @@ def _check_item_id(value: str) -> str:
     return value
 
 
-Text = Annotated[str, MaxSetting("max_text")]
-Id = Annotated[str, MaxSetting("max_id")]
-NewId = Annotated[str, MaxSetting("max_id"), AfterValidator(_check_item_id)]
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Id = Annotated[str, Field(max_length=MAX_ID)]
+NewId = Annotated[str, Field(max_length=MAX_ID), AfterValidator(_check_item_id)]
 PositiveInt = Annotated[int, BeforeValidator(_whole_float_to_int), Field(ge=1)]
 Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 Image = Annotated[
@@ -149,15 +108,13 @@ class SearchRequest(RequestModel):
         examples=["Find the product photo."],
     )
     target: ModalityName | None = Field(None, description="Modality of the items to find. Default: all.")
-    k: Annotated[PositiveInt, MaxSetting("max_k")] = Field(SearchOptions.k, description="Number of hits.")
+    k: PositiveInt = Field(SearchOptions.k, le=MAX_K, description="Number of hits.")
     mode: Mode = Field(
         SearchOptions.mode, description="`fast` gives the best results; `rerank` and `generate` are the paper's modes."
     )
-    beam: Annotated[PositiveInt, MaxSetting("max_beam")] = Field(
-        SearchOptions.beam, description="Beam width of the decoder."
-    )
-    budget: Annotated[PositiveInt, MaxSetting("max_budget")] = Field(
-        SearchOptions.budget, description="Maximum number of items that mode `fast` ranks."
+    beam: PositiveInt = Field(SearchOptions.beam, le=MAX_BEAM, description="Beam width of the decoder.")
+    budget: PositiveInt = Field(
+        SearchOptions.budget, le=MAX_BUDGET, description="Maximum number of items that mode `fast` ranks."
     )
     where: str | None = Field(
         None,
@@ -166,14 +123,14 @@ class SearchRequest(RequestModel):
         "lists.",
         examples=["year >= 2000 AND lang = 'en'"],
     )
-    ids: Annotated[list[Id], MaxSetting("max_ids")] | None = Field(None, description="Search only these items.")
+    ids: list[Id] | None = Field(None, max_length=MAX_IDS, description="Search only these items.")
     explain: bool = Field(False, description="Also return the decoder's beams (`tree`).")
 
 
 class SearchBatchRequest(RequestModel):
     """Several queries, each with its own options."""
 
-    queries: Annotated[list[SearchRequest], MaxSetting("max_queries")] = Field(min_length=1)
+    queries: list[SearchRequest] = Field(min_length=1, max_length=MAX_QUERIES)
 
 
 class PutItemRequest(RequestModel):
@@ -197,7 +154,7 @@ class NewItemRequest(PutItemRequest):
 class AddItemsRequest(RequestModel):
     """Many items to add."""
 
-    items: Annotated[list[NewItemRequest], MaxSetting("max_items")] = Field(min_length=1)
+    items: list[NewItemRequest] = Field(min_length=1, max_length=MAX_ITEMS)
     replace: bool = Field(True, description="Replace items with the same id. If false, such items are refused.")
 
 
@@ -209,7 +166,7 @@ class ErrorDetail(BaseModel):
 
     code: str = Field(description="Stable name of the kind of error.", examples=["invalid"])
     message: str = Field(
-        description="A sentence that says what to change.", examples=["`k` is 999; at most 200 is allowed."]
+        description="A sentence that says what to change.", examples=["`k` must be at most 200."]
     )
     field: str | None = Field(None, description="Name of the invalid value.", examples=["k"])
 

@@ -1,4 +1,4 @@
-"""Settings of the service: where it listens, the keys, and every limit."""
+"""Settings of the service: where it listens, the keys, and the limits of load. `limits` has those of single values."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of the service. Sizes are in bytes and times in seconds where nothing else is said.
+    """How the service runs. Sizes are in bytes and times in seconds where nothing else is said.
 
     Without read keys, everyone may read. Without any keys, everyone may write on the loopback interface and nobody
     elsewhere. `read_keys` and `write_keys` hold SHA-256 digests (see `keys`).
@@ -25,17 +25,6 @@ class Settings:
     max_body: int = 20_000_000
     max_bulk_body: int = 100_000_000
     max_bodies: int = 400_000_000  # of all requests being served
-    max_pixels: int = 40_000_000
-    max_text: int = 10_000  # characters
-    max_id: int = 512  # characters
-    max_metadata: int = 65_536  # as JSON
-    max_ids: int = 10_000  # in a filter
-    max_k: int = 200
-    max_beam: int = 500
-    max_budget: int = 10_000
-    max_queries: int = 64  # in one batch search
-    max_items: int = 5_000  # in one bulk addition
-    max_page: int = 200  # items in one listing
 
     max_batch: int = 32  # queries encoded together
     max_waiting: int = 256  # queries, or single writes, in the queue

@@ -18,7 +18,7 @@ from genius.data.items import Item
 from genius.errors import BadItem, GeniusError
 from genius.index.index import Index
 from genius.serve.jobs import JobChunk, JobQueue, WriteJob, size_of
-from genius.serve.limits import ByteBudget, ServiceBusy
+from genius.serve.limits import NOT_READY, ByteBudget, ServiceBusy
 from genius.serve.settings import Settings
 from genius.serve.threads import log_unexpected, resolve
 
@@ -29,7 +29,6 @@ LAST_COMMIT = 5.0  # seconds that `stop` waits for a commit in progress
 COMPACT_AFTER = 200  # commits, if the writer is idle: every commit leaves a version and small files behind
 COMPACT_BUSY = 5 * COMPACT_AFTER  # commits, even if it is never idle
 KEEP = timedelta(hours=1)  # age up to which versions are kept for readers
-_STOPPING = "The service is stopping. Try again when it is back."
 _STOPPED = "The service stopped before the item was written. Send it again when the service is back."
 
 WriteStatus = Literal["created", "replaced", "unchanged"]
@@ -56,13 +55,14 @@ class Writer:
         self.jobs = JobQueue(settings, self._budget)
         self._writes: list[_PendingWrite] = []
         self._wake = threading.Condition()
-        self._closed = self._given_up = False
+        self._closed, self._given_up = True, False  # closed until `start`
         self._commits = 0  # since the index was compacted
         self._chunk_size = MAX_CHUNK // 8  # adapts to CHUNK_SECONDS
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread and accept writes."""
+        self._closed = False
         self._thread.start()
 
     async def stop(self, timeout: float) -> None:
@@ -97,7 +97,7 @@ class Writer:
         """Queue a bulk addition. Raises ServiceBusy."""
         with self._wake:
             if self._closed:
-                raise ServiceBusy(_STOPPING)
+                raise ServiceBusy(NOT_READY)
             job = self.jobs.add(items, replace)
             self._wake.notify()
         return job
@@ -106,7 +106,7 @@ class Writer:
         write = _PendingWrite(id, item, size, asyncio.get_running_loop().create_future())
         with self._wake:
             if self._closed:
-                raise ServiceBusy(_STOPPING)
+                raise ServiceBusy(NOT_READY)
             if len(self._writes) >= self._settings.max_waiting:
                 raise ServiceBusy(f"{len(self._writes)} items are waiting to be written. Try again in a moment.")
             self._budget.acquire(size)

@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Mount
 
 from genius.errors import BadData, GeniusError
-from genius.serve import keys, security, server
+from genius.serve import keys, limits, security, server
 from genius.serve.problems import install_problems
 from genius.serve.settings import Settings
 
@@ -811,5 +811,5 @@ def test_the_note_has_the_limits_as_they_are():
     assert found >= 9
     assert f"{server.MAX_HEAD:,} bytes" in table["head of a request"]
     assert f"each {security.MIN_BYTES_PER_SECOND:,} bytes" in note
-    assert f"`max_pixels`, {settings.max_pixels // 1_000_000} million" in note
+    assert f"`MAX_PIXELS`, {limits.MAX_PIXELS // 1_000_000} million" in note
     assert f"less than {keys.MIN_LENGTH} characters" in note

@@ -41,16 +41,20 @@ def test_it_is_ready_after_it_was_started_and_until_it_is_stopped(tmp_path: Path
     async def test() -> None:
         served = ServedIndex("small", small_index(tmp_path / "index"), Settings())
         assert not served.ready
-        with pytest.raises(ServiceBusy, match="'small' is loading"):
-            await served.search(Query(text="cat"), SearchOptions())
+        with pytest.raises(ServiceBusy, match="loading"):
+            await served.batcher.search(Query(text="cat"), SearchOptions())
         with pytest.raises(ServiceBusy):
-            served.add([])
+            served.writer.add([])
         await asyncio.to_thread(served.start)
         assert served.ready
-        assert (await served.search(Query(text="a cat"), SearchOptions(k=1))).hits[0].id == "cat"
+        assert (await served.batcher.search(Query(text="a cat"), SearchOptions(k=1))).hits[0].id == "cat"
         await served.stop(10)
         assert not served.ready
-        for late in (served.search(Query(text="cat"), SearchOptions()), served.put(Item("x", "x")), served.delete("x")):
+        for late in (
+            served.batcher.search(Query(text="cat"), SearchOptions()),
+            served.writer.put(Item("x", "x")),
+            served.writer.delete("x"),
+        ):
             with pytest.raises(ServiceBusy):
                 await late
 
@@ -62,15 +66,15 @@ def test_what_was_put_is_found_and_what_was_deleted_is_not(tmp_path: Path) -> No
         served = ServedIndex("small", small_index(tmp_path / "index"), Settings())
         served.start()
         try:
-            status, version = await served.put(Item("bird", "a blue bird"))
-            reply = await served.search(Query(text="a blue bird"), SearchOptions(k=1))
+            status, version = await served.writer.put(Item("bird", "a blue bird"))
+            reply = await served.batcher.search(Query(text="a blue bird"), SearchOptions(k=1))
             assert (status, reply.hits[0].id, reply.version, reply.items) == ("created", "bird", version, 4)
-            assert await served.delete("bird")
-            reply = await served.search(Query(text="a blue bird"), SearchOptions(k=10))
+            assert await served.writer.delete("bird")
+            reply = await served.batcher.search(Query(text="a blue bird"), SearchOptions(k=10))
             assert "bird" not in [hit.id for hit in reply.hits]
-            job = served.add([Item(f"i{i}", f"house {i}") for i in range(300)])
-            await until(lambda: served.jobs.get(job.id).state == "done")  # type: ignore[union-attr]
-            one, wrong = await served.search_many(
+            job = served.writer.add([Item(f"i{i}", f"house {i}") for i in range(300)])
+            await until(lambda: served.writer.jobs.get(job.id).state == "done")  # type: ignore[union-attr]
+            one, wrong = await served.batcher.search_many(
                 [
                     (Query(text="house 17"), SearchOptions(k=1)),
                     (Query(text="house"), SearchOptions(where="no field = 1")),
@@ -91,9 +95,9 @@ def test_an_index_that_is_encoded_anew_with_another_model_is_searched_with_that(
         served = ServedIndex("small", index, Settings())
         served.start()
         try:
-            before = await served.search(query, SearchOptions())
+            before = await served.batcher.search(query, SearchOptions())
             await asyncio.to_thread(index.reindex, tiny_model(seed=1))
-            after = await served.search(query, SearchOptions())
+            after = await served.batcher.search(query, SearchOptions())
             assert after.hits == index.search(query)
             assert [hit.codes for hit in after.hits] != [hit.codes for hit in before.hits]
         finally:
@@ -106,14 +110,14 @@ def test_an_index_without_items_and_one_without_an_encoder_are_served(tmp_path: 
     async def test() -> None:
         empty = ServedIndex("empty", Index.create(tmp_path / "empty", tiny_model()), Settings())
         empty.start()
-        assert (await empty.search(Query(text="cat"), SearchOptions())).hits == []
+        assert (await empty.batcher.search(Query(text="cat"), SearchOptions())).hits == []
         await empty.stop(10)
         model = tiny_model()
         model.encoder = PrecomputedEncoder(model.dim)
         vectors = ServedIndex("vectors", Index.create(tmp_path / "vectors", model), Settings())
         vectors.start()
         with pytest.raises(GeniusError, match="no encoder"):
-            await vectors.search(Query(text="cat"), SearchOptions())
+            await vectors.batcher.search(Query(text="cat"), SearchOptions())
         await vectors.stop(10)
 
     run(test)
@@ -138,11 +142,13 @@ def test_metrics_count_requests_batches_stages_and_writes(tmp_path: Path) -> Non
         assert value(metrics, 'genius_ready{index="small"}') == 0
         served.start()
         try:
-            await served.search_many([(Query(text="cat"), SearchOptions()), (Query(text="dog"), SearchOptions(k=1))])
-            await served.put(Item("bird", "a bird"))
-            await served.delete("cat")
-            job = served.add([Item("i", "text"), Item("i2", "text"), Item("empty")])
-            await until(lambda: served.jobs.get(job.id).state == "done")  # type: ignore[union-attr]
+            await served.batcher.search_many(
+                [(Query(text="cat"), SearchOptions()), (Query(text="dog"), SearchOptions(k=1))]
+            )
+            await served.writer.put(Item("bird", "a bird"))
+            await served.writer.delete("cat")
+            job = served.writer.add([Item("i", "text"), Item("i2", "text"), Item("empty")])
+            await until(lambda: served.writer.jobs.get(job.id).state == "done")  # type: ignore[union-attr]
             metrics.observe_request("/v1/search", "POST", 200, 0.01)
             metrics.count_refusal("busy")
             index = 'index="small"'

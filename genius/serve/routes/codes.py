@@ -18,7 +18,6 @@ from genius.serve.routes.dependencies import (
     get_coded,
     item_json,
     modality_of,
-    require_limit,
 )
 from genius.serve.schemas import CodesResponse
 from genius.serve.served import ServedIndex
@@ -30,23 +29,18 @@ _CODE = re.compile(r"\*|[0-9]{1,6}", re.ASCII)
 
 
 @router.get(
-    "/v1/codes",
-    operation_id="get_root_codes",
-    summary="The root of the code tree.",
-    description="All items, and the codes of the first level.",
-    responses={200: {"model": CodesResponse, "description": "Items and codes."}, **errors(404, 422, 503)},
+    "/v1/codes", summary="The root of the code tree.", response_model=CodesResponse, responses=errors(404, 422, 503)
 )
 async def get_root_codes(request: Request, served: ReadyIndex, limit: Limit = 50, offset: Offset = 0) -> Response:
-    """The root of the tree."""
+    """All items, and the codes of the first level."""
     return await _page(request, served, "", limit, offset)
 
 
 @router.get(
     "/v1/codes/{pattern:anypath}",
-    operation_id="get_codes",
     summary="The items that match a code pattern.",
-    description="The items whose IDs start with these codes, and the codes of the next level.",
-    responses={200: {"model": CodesResponse, "description": "Items and codes."}, **errors(404, 422, 503)},
+    response_model=CodesResponse,
+    responses=errors(404, 422, 503),
 )
 async def get_codes(
     request: Request,
@@ -63,12 +57,11 @@ async def get_codes(
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
-    """A node of the tree."""
+    """The items whose IDs start with these codes, and the codes of the next level."""
     return await _page(request, served, pattern, limit, offset)
 
 
 async def _page(request: Request, served: ServedIndex, pattern: str, limit: int, offset: int) -> Response:
-    require_limit(request, "max_page", "limit", limit)
     codes = _parse(pattern, served.index.header.sizes)
 
     def read() -> tuple[CodePage, dict[str, CodedItem]]:

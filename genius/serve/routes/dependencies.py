@@ -13,9 +13,9 @@ from genius.data.items import Item, Modality
 from genius.errors import BadItem
 from genius.index.index import Index
 from genius.search.results import CodedItem
-from genius.serve.limits import ServiceBusy
+from genius.serve.limits import MAX_PAGE, MAX_WHERE, NOT_READY, ServiceBusy
 from genius.serve.problems import HttpProblem, quote_name
-from genius.serve.schemas import LIMIT, MAX_WHERE, ErrorResponse, check_limit
+from genius.serve.schemas import ErrorResponse
 from genius.serve.served import ServedIndex
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def find_index(request: Request, name: str | None) -> ServedIndex:
 async def _ready_index(request: Request, name: IndexName = None) -> ServedIndex:
     one = find_index(request, name)
     if not one.ready:
-        raise ServiceBusy(f"The index {one.name!r} is being loaded or closed. Try again in a few seconds.")
+        raise ServiceBusy(NOT_READY)
     return one
 
 
@@ -81,16 +81,7 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-def require_limit(request: Request, setting: str, name: str, value: int | str) -> None:
-    """Refuse a parameter above the limit of a setting."""
-    complaint = check_limit(request.app.state.settings, setting, value)
-    if complaint:
-        raise HttpProblem(422, f"`{name}` {complaint}", name)
-
-
-Limit = Annotated[
-    int, Query(ge=1, description="Maximum number of items to list.", json_schema_extra={LIMIT: "max_page"})
-]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum number of items to list.")]
 Offset = Annotated[int, Query(ge=0, le=1 << 40, description="Number of items to skip.")]
 Where = Annotated[
     str | None,

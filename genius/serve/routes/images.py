@@ -17,9 +17,7 @@ _CONTENT = {THUMBNAIL_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 
 @router.get(
     "/v1/images/{id:anypath}",
-    operation_id="get_image",
     summary="The thumbnail of an item.",
-    description="A copy of the image whose longer side is at most `size`. The stored file itself is never sent.",
     responses={
         200: {"description": "The thumbnail.", "content": _CONTENT},
         304: {"description": "The image has not changed."},
@@ -34,7 +32,7 @@ async def get_image(
     size: Annotated[int, Query(ge=64, le=1024, description="Length of the longer side in pixels.")] = 256,
     if_none_match: Annotated[str | None, Header(description="`ETag` of an earlier response.")] = None,
 ) -> Response:
-    """A thumbnail, from the cache if possible."""
+    """A copy of the image whose longer side is at most `size`. The stored file itself is never sent."""
     pools, thumbnails = request.app.state.pools, request.app.state.thumbnails
     assert isinstance(thumbnails, Thumbnails)
     item = await pools.read(lambda: served.index.get(id))

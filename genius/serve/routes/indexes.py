@@ -17,15 +17,9 @@ from genius.serve.settings import Settings
 router = APIRouter(tags=["service"])
 
 
-@router.get(
-    "/v1/indexes",
-    operation_id="list_indexes",
-    summary="List the indexes.",
-    description="The indexes by name. The first is the default of requests that name none.",
-    responses={200: {"model": IndexListResponse, "description": "Indexes."}, **errors(503)},
-)
+@router.get("/v1/indexes", summary="List the indexes.", response_model=IndexListResponse, responses=errors(503))
 async def list_indexes(request: Request) -> Response:
-    """All indexes."""
+    """The indexes by name. The first is the default of requests that name none."""
     settings: Settings = request.app.state.settings
     served: list[ServedIndex] = list(request.app.state.served.values())
     indexes = await request.app.state.pools.read(lambda: [_index_json(one, settings) for one in served])

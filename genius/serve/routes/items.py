@@ -11,6 +11,7 @@ from genius.search.results import CodedItem
 from genius.serve.bodies import FormPart, decode_text, form_values, read_body
 from genius.serve.examples import ADD_REQUESTS, ITEM_RESPONSE, PUT_REQUESTS
 from genius.serve.images import check_image
+from genius.serve.limits import MAX_ID
 from genius.serve.openapi import request_body
 from genius.serve.problems import HttpProblem, quote_name
 from genius.serve.responses import json_response
@@ -23,10 +24,8 @@ from genius.serve.routes.dependencies import (
     errors,
     get_coded,
     item_url,
-    require_limit,
 )
 from genius.serve.schemas import (
-    LIMIT,
     AddItemsRequest,
     AddItemsResponse,
     ItemListResponse,
@@ -35,7 +34,6 @@ from genius.serve.schemas import (
     PutItemRequest,
     PutItemResponse,
 )
-from genius.serve.settings import Settings
 
 router = APIRouter(tags=["items"])
 
@@ -49,25 +47,18 @@ ItemId = Annotated[
     str,
     Path(
         min_length=1,
+        max_length=MAX_ID,
         description="Id of the item. Slashes may be sent as they are or as %2F.",
         examples=["cats/grooming"],
-        json_schema_extra={LIMIT: "max_id"},
     ),
 ]
 
 
-@router.get(
-    "/v1/items",
-    operation_id="list_items",
-    summary="List items.",
-    description="Items in the order of the index, all or those that match a filter.",
-    responses={200: {"model": ItemListResponse, "description": "Items."}, **errors(404, 422, 503)},
-)
+@router.get("/v1/items", summary="List items.", response_model=ItemListResponse, responses=errors(404, 422, 503))
 async def list_items(
     request: Request, served: ReadyIndex, where: Where = None, limit: Limit = 50, offset: Offset = 0
 ) -> Response:
-    """A page of items."""
-    require_limit(request, "max_page", "limit", limit)
+    """Items in the order of the index, all or those that match a filter."""
     where = where or None
 
     def read() -> tuple[int, list[CodedItem]]:
@@ -80,10 +71,7 @@ async def list_items(
 
 @router.post(
     "/v1/items",
-    operation_id="add_items",
     summary="Add many items in the background.",
-    description="Returns at once; the job can be followed. As a form: several `files`, images or texts (`.txt`). "
-    "The name of a file becomes the id of the item.",
     status_code=202,
     responses={
         202: {"model": AddItemsResponse, "description": "The job was accepted.", "headers": {"Location": _LOCATION}},
@@ -92,27 +80,27 @@ async def list_items(
     openapi_extra=request_body(AddItemsRequest, ADD_REQUESTS, form=_FORM),
 )
 async def add_items(request: Request, served: ReadyIndex) -> Response:
-    """Start a bulk addition."""
+    """Returns at once; the job can be followed.
+
+    As a form: several `files`, images or texts (`.txt`). The name of a file becomes the id of the item.
+    """
     body = await read_body(request, AddItemsRequest, _add_request_from_form)
-    settings: Settings = request.app.state.settings
-    items = await request.app.state.pools.decode(lambda: [_checked_item(one, settings) for one in body.items])
-    job = served.add(items, body.replace)
+    items = await request.app.state.pools.decode(lambda: [_checked_item(one) for one in body.items])
+    job = served.writer.add(items, body.replace)
     location = f"/v1/jobs/{job.id}"
     return json_response({"job": job.id, "items": len(items), "location": location}, 202, {"Location": location})
 
 
 @router.get(
     "/v1/items/{id:anypath}",
-    operation_id="get_item",
     summary="Read an item.",
-    description="The content of the item and its codes.",
     responses={
         200: {"model": ItemResponse, "description": "The item.", "content": {"application/json": ITEM_RESPONSE}},
         **errors(404, 422, 503),
     },
 )
 async def get_item(request: Request, id: ItemId, served: ReadyIndex) -> Response:
-    """An item."""
+    """The content of the item and its codes."""
     found = await request.app.state.pools.read(lambda: served.index.get_coded(id))
     if found is None:
         raise _no_item(id)
@@ -121,9 +109,7 @@ async def get_item(request: Request, id: ItemId, served: ReadyIndex) -> Response
 
 @router.put(
     "/v1/items/{id:anypath}",
-    operation_id="put_item",
     summary="Add or replace an item.",
-    description="Returns when the item is on the disk and can be found.",
     responses={
         200: {"model": PutItemResponse, "description": "The item was replaced, or is unchanged."},
         201: {"model": PutItemResponse, "description": "The item is new."},
@@ -132,16 +118,15 @@ async def get_item(request: Request, id: ItemId, served: ReadyIndex) -> Response
     openapi_extra=request_body(PutItemRequest, PUT_REQUESTS, files=("image",)),
 )
 async def put_item(request: Request, id: ItemId, served: ReadyIndex) -> Response:
-    """Write an item."""
-    require_limit(request, "max_id", "id", id)
+    """Returns when the item is on the disk and can be found."""
     if not id.strip():
         raise HttpProblem(422, "`id` is empty. Give every item an id.", "id")
     body = await read_body(request, PutItemRequest, _put_request_from_form)
     item = _item(id, body)
     if body.image is not None:
-        image, settings = body.image, request.app.state.settings
-        await request.app.state.pools.decode(lambda: check_image(image, settings.max_pixels))
-    status, version = await served.put(item)
+        image = body.image
+        await request.app.state.pools.decode(lambda: check_image(image))
+    status, version = await served.writer.put(item)
     created = status == "created"
     headers = {"Location": item_url("items", id, served.name)} if created else None
     return json_response({"id": id, "status": status, "version": version}, 201 if created else 200, headers)
@@ -149,15 +134,13 @@ async def put_item(request: Request, id: ItemId, served: ReadyIndex) -> Response
 
 @router.delete(
     "/v1/items/{id:anypath}",
-    operation_id="delete_item",
     summary="Delete an item.",
-    description="Returns when the item is deleted on the disk.",
     status_code=204,
     responses={204: {"description": "The item is deleted."}, **errors(404, 422, 503)},
 )
 async def delete_item(request: Request, id: ItemId, served: ReadyIndex) -> Response:
-    """Delete an item."""
-    if not await served.delete(id):
+    """Returns when the item is deleted on the disk."""
+    if not await served.writer.delete(id):
         raise _no_item(id)
     return Response(status_code=204)
 
@@ -173,11 +156,11 @@ def _item(id: str, body: PutItemRequest) -> Item:
     return item
 
 
-def _checked_item(body: NewItemRequest, settings: Settings) -> Item | BadItem:
+def _checked_item(body: NewItemRequest) -> Item | BadItem:
     """The item of a request with a checked image, or the reason why it is refused."""
     try:
         if body.image is not None:
-            check_image(body.image, settings.max_pixels)
+            check_image(body.image)
         return _item(body.id, body)
     except HttpProblem as problem:
         return BadItem(body.id, problem.message)

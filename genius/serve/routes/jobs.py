@@ -18,44 +18,26 @@ router = APIRouter(tags=["jobs"])
 JobId = Annotated[str, Path(max_length=100, description="Id of the job, from the response of `POST /v1/items`.")]
 
 
-@router.get(
-    "/v1/jobs",
-    operation_id="list_jobs",
-    summary="List jobs.",
-    description="The jobs of one index or of all, newest first. The last hundred ended jobs are kept.",
-    responses={200: {"model": JobListResponse, "description": "Jobs."}, **errors(404, 422)},
-)
+@router.get("/v1/jobs", summary="List jobs.", response_model=JobListResponse, responses=errors(404, 422))
 async def list_jobs(request: Request, index: IndexName = None) -> Response:
-    """All jobs."""
-    found = [(job, one) for one in _selected(request, index) for job in one.jobs.list()]
+    """The jobs of one index or of all, newest first. The last hundred ended jobs are kept."""
+    found = [(job, one) for one in _selected(request, index) for job in one.writer.jobs.list()]
     found.sort(key=lambda pair: pair[0].created, reverse=True)
     return json_response({"jobs": [_job_json(job, one.name) for job, one in found]})
 
 
-@router.get(
-    "/v1/jobs/{job}",
-    operation_id="get_job",
-    summary="Follow a job.",
-    description="The state of the job.",
-    responses={200: {"model": JobResponse, "description": "The job."}, **errors(404, 422)},
-)
+@router.get("/v1/jobs/{job}", summary="Follow a job.", response_model=JobResponse, responses=errors(404, 422))
 async def get_job(request: Request, job: JobId, index: IndexName = None) -> Response:
-    """A job."""
+    """The state of the job."""
     found, one = _find(request, job, index)
     return json_response(_job_json(found, one.name))
 
 
-@router.delete(
-    "/v1/jobs/{job}",
-    operation_id="cancel_job",
-    summary="Cancel a job.",
-    description="Items that are already on the disk stay. A job that has ended cannot be cancelled.",
-    responses={200: {"model": JobResponse, "description": "The cancelled job."}, **errors(404, 409, 422)},
-)
+@router.delete("/v1/jobs/{job}", summary="Cancel a job.", response_model=JobResponse, responses=errors(404, 409, 422))
 async def cancel_job(request: Request, job: JobId, index: IndexName = None) -> Response:
-    """Cancel a job."""
+    """Items that are already on the disk stay. A job that has ended cannot be cancelled."""
     _, one = _find(request, job, index)
-    if not one.jobs.cancel(job):
+    if not one.writer.jobs.cancel(job):
         raise HttpProblem(409, "The job has already ended.", "job")
     return json_response(_job_json(_find(request, job, index)[0], one.name))
 
@@ -66,7 +48,7 @@ def _selected(request: Request, name: str | None) -> list[ServedIndex]:
 
 def _find(request: Request, id: str, name: str | None) -> tuple[WriteJob, ServedIndex]:
     for one in _selected(request, name):
-        job = one.jobs.get(id)
+        job = one.writer.jobs.get(id)
         if job is not None:
             return job, one
     raise HttpProblem(404, f"There is no job {quote_name(id)}. Only the last hundred ended jobs are kept.", "job")

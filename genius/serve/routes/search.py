@@ -25,10 +25,7 @@ router = APIRouter(tags=["search"])
 
 @router.post(
     "/v1/search",
-    operation_id="search",
     summary="Search with text, an image, both, or an item.",
-    description="The best items for a query, best first. Give at least one of `text`, `image` and `like`, but not both "
-    "`image` and `like`. In JSON, the image is Base64; in a form, it is a file.",
     responses={
         200: {"model": SearchResponse, "description": "Hits.", "content": {"application/json": SEARCH_RESPONSE}},
         **errors(400, 404, 413, 415, 422, 503),
@@ -36,24 +33,29 @@ router = APIRouter(tags=["search"])
     openapi_extra=request_body(SearchRequest, SEARCH_REQUESTS, files=("image",)),
 )
 async def search(request: Request, served: ReadyIndex) -> Response:
-    """Answer one query."""
+    """The best items for a query, best first.
+
+    Give at least one of `text`, `image` and `like`, but not both `image` and `like`. In JSON, the image is Base64; in
+    a form, it is a file.
+    """
     body = await read_body(request, SearchRequest, _search_from_form)
     query = await _query(request, served, body)
-    result = await cancel_on_disconnect(request, served.search(query, _options(body)))
+    result = await cancel_on_disconnect(request, served.batcher.search(query, _options(body)))
     return json_response(_result_json(result, served, body.explain))
 
 
 @router.post(
     "/v1/search/batch",
-    operation_id="search_batch",
     summary="Search with several queries at once.",
-    description="Each query may have its own options. Results come in the order of the queries. One invalid query "
-    "refuses the whole batch.",
-    responses={200: {"model": SearchBatchResponse, "description": "Results."}, **errors(400, 404, 413, 415, 422, 503)},
+    response_model=SearchBatchResponse,
+    responses=errors(400, 404, 413, 415, 422, 503),
     openapi_extra=request_body(SearchBatchRequest, BATCH_REQUESTS),
 )
 async def search_batch(request: Request, served: ReadyIndex) -> Response:
-    """Answer several queries."""
+    """Each query may have its own options.
+
+    Results come in the order of the queries. One invalid query refuses the whole batch.
+    """
     body = await read_body(request, SearchBatchRequest, lambda parts: form_values(parts, json=("queries",)))
     queries = []
     for place, one in enumerate(body.queries):
@@ -63,13 +65,14 @@ async def search_batch(request: Request, served: ReadyIndex) -> Response:
             raise problem_from(error).within(f"queries.{place}") from error
         except HttpProblem as problem:
             raise problem.within(f"queries.{place}") from problem
-    results = await cancel_on_disconnect(request, served.search_many(queries))
+    results = await cancel_on_disconnect(request, served.batcher.search_many(queries))
     for place, result in enumerate(results):
         if isinstance(result, ServiceBusy | QueryExpired):
             raise result
         if isinstance(result, GeniusError):
             raise problem_from(result).within(f"queries.{place}") from result
-    return await request.app.state.pools.read(lambda: _batch_response(body, results, served))
+    encoded = await request.app.state.pools.read(lambda: _encode_batch(body, results, served))
+    return json_response(encoded)
 
 
 def _search_from_form(parts: list[FormPart]) -> dict[str, Any]:
@@ -87,8 +90,8 @@ async def _query(request: Request, served: ServedIndex, body: SearchRequest) -> 
     if body.like is not None:
         return await _query_like(request, served, body, body.like)
     if body.image is not None:
-        image, settings = body.image, request.app.state.settings
-        await request.app.state.pools.decode(lambda: check_image(image, settings.max_pixels))
+        image = body.image
+        await request.app.state.pools.decode(lambda: check_image(image))
     elif not (body.text or "").strip():
         raise HttpProblem(422, "The query is empty. Give at least one of `text`, `image` and `like`.", "text")
     return Query(body.text, body.image, body.instruction, body.target)
@@ -126,17 +129,11 @@ def _result_json(result: ServedResult, served: ServedIndex, explain: bool) -> di
     }
 
 
-def _batch_response(
-    body: SearchBatchRequest, results: list[ServedResult | GeniusError], served: ServedIndex
-) -> Response:
+def _encode_batch(body: SearchBatchRequest, results: list[ServedResult | GeniusError], served: ServedIndex) -> bytes:
     """Encode the results one by one, so that other threads get their turn."""
     pairs = zip(body.queries, results, strict=True)
-    encoded = [
-        encode_json(_result_json(result, served, one.explain))
-        for one, result in pairs
-        if isinstance(result, ServedResult)
-    ]
-    return json_response(b'{"answers":[' + b",".join(encoded) + b"]}")
+    shown = (_result_json(result, served, one.explain) for one, result in pairs if isinstance(result, ServedResult))
+    return b'{"answers":[' + b",".join(map(encode_json, shown)) + b"]}"
 
 
 def _tree_json(result: ServedResult, served: ServedIndex) -> dict[str, Any]:
