@@ -165,9 +165,7 @@ class ErrorDetail(BaseModel):
     """Why a request was refused."""
 
     code: str = Field(description="Stable name of the kind of error.", examples=["invalid"])
-    message: str = Field(
-        description="A sentence that says what to change.", examples=["`k` must be at most 200."]
-    )
+    message: str = Field(description="A sentence that says what to change.", examples=["`k` must be at most 200."])
     field: str | None = Field(None, description="Name of the invalid value.", examples=["k"])
 
 

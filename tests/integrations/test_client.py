@@ -284,7 +284,7 @@ def test_a_long_addition_goes_in_jobs_and_what_is_bad_is_listed(writer, monkeypa
     assert (report.added, report.replaced, report.unchanged) == (11, 0, 0)
     assert sorted(bad.id for bad in report.bad) == ["bulk/broken", "bulk/gone", "bulk/long", "bulk/source"]
     reasons = {bad.id: bad.reason for bad in report.bad}
-    assert "2,000" in reasons["bulk/long"]
+    assert "10,000" in reasons["bulk/long"]
     assert "No such file" in reasons["bulk/gone"]
     assert len(writer.jobs()) - before >= 4
     assert writer.count("starts_with(id, 'bulk/')") == 11
