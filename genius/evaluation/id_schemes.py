@@ -1,18 +1,14 @@
-"""ID schemes of earlier generative retrieval, under the same decoder and trie as ours.
+"""ID schemes of earlier generative retrieval, for the same decoder and trie as ours.
 
-A scheme turns fused vectors into IDs. Ours is the `Quantizer` itself; the others here have its face (`sizes`,
-`codebooks`, `encode`), so that whatever works on a quantizer's codes works on theirs:
+A scheme turns fused vectors into IDs (`genius.train.decoder.IdScheme`). Ours, "modality", is the `Quantizer`:
 
     plain       residual codes without a modality code (IRGen's tokenizer; "RQ w/o modality code" in the supplement)
-    classifier  residual codes behind a modality code that a classifier predicts (supplement, Table 3)
+    classifier  residual codes after a modality code that a classifier predicts (supplement, Table 3)
     semantic    the path of a vector in a tree of k-means clusters
-    numeric     random numbers that mean nothing
-
-Knows vectors and codes; knows nothing of training, searching or benchmarks.
+    numeric     random numbers
 """
 
 import hashlib
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,81 +17,64 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.kmeans import kmeans
 from genius.model.quantizer import MODALITIES, Quantizer
+from genius.train.decoder import IdScheme
 
 SCHEMES = ("modality", "plain", "classifier", "semantic", "numeric")
-UNDIVIDED = ("plain", "classifier")
-"""Schemes whose residual codes are trained without a modality level: to their quantizer all items are of one kind."""
-BRANCHES, DEPTH = 32, 3  # of the tree of clusters: 32,768 leaves
-DIGITS, BASE = 4, 256  # of a random number
+SINGLE_MODALITY = ("plain", "classifier")
+"""Schemes whose quantizer is trained as if all items had the same modality."""
+BRANCHES, DEPTH = 32, 3  # of the cluster tree: 32,768 leaves
+DIGITS, BASE = 4, 256  # of a random ID
 
 
-class Scheme(Protocol):
-    """sizes: codes of each level. codebooks: (size, d) for each level, zeros where codes have no place in space."""
+def make_scheme(name: str, quantizer: Quantizer, z: Tensor, modality: Tensor, seed: int) -> IdScheme:
+    """Make a scheme.
 
-    @property
-    def sizes(self) -> tuple[int, ...]: ...
+    Args:
+        name: One of SCHEMES.
+        quantizer: The trained quantizer; for a SINGLE_MODALITY scheme, trained with modality 0 for all items.
+        z: (n, d) fused vectors of the training candidates, from which classifier and clusters are made.
+        modality: (n,) their modalities.
+        seed: Seed of clusters and random numbers.
 
-    @property
-    def codebooks(self) -> list[Tensor]: ...
-
-    def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
-        """z: (n, d), modality: (n,) -> IDs (n, levels) int64. A vector's ID does not depend on the others."""
-        ...
-
-
-def make_scheme(name: str, quantizer: Quantizer, z: Tensor, modality: Tensor, seed: int) -> Scheme:
-    """The scheme of that name. quantizer: trained, for an UNDIVIDED scheme on items of one kind (0).
-
-    z: (n, d), modality: (n,): the training candidates, from which classifier and clusters are made.
+    Raises:
+        GeniusError: There is no such scheme.
     """
     match name:
         case "modality":
-            return _Trained(quantizer)
+            return quantizer
         case "plain":
-            return Plain(quantizer)
+            return PlainCodes(quantizer)
         case "classifier":
-            return Classified(quantizer, z, modality)
+            return ClassifiedCodes(quantizer, z, modality)
         case "semantic":
-            return Clusters(z, seed)
+            return ClusterPaths(z, seed)
         case "numeric":
-            return Numbers(z.shape[1], seed)
+            return RandomCodes(z.shape[1], seed)
     raise GeniusError(f"There is no ID scheme {name!r}. Choose one of {', '.join(SCHEMES)}.")
 
 
-class _Trained:
-    """Ours: the modality that the item has, then residual codes."""
-
-    def __init__(self, quantizer: Quantizer) -> None:
-        self.quantizer, self.sizes = quantizer, quantizer.sizes
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        return self.quantizer.codebooks
-
-    def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
-        return self.quantizer.encode(z, modality, beams)
-
-
-class Plain:
-    """The semantic levels of a quantizer to which all items are of one kind; the modality is not in the ID."""
+class PlainCodes:
+    """The semantic codes of a quantizer that was trained without modalities."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer, self.sizes = quantizer, quantizer.sizes[1:]
 
     @property
     def codebooks(self) -> list[Tensor]:
+        """See `IdScheme`."""
         return self.quantizer.codebooks[1:]
 
     def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
-        one_kind = torch.zeros(len(z), dtype=torch.int64)
-        return self.quantizer.encode(z, one_kind, beams)[:, 1:]
+        """See `IdScheme`."""
+        same = torch.zeros(len(z), dtype=torch.int64)
+        return self.quantizer.encode(z, same, beams)[:, 1:]
 
 
-class Classified:
-    """The `Plain` codes behind a modality code that comes from a linear classifier, not from what the item has."""
+class ClassifiedCodes:
+    """`PlainCodes` after a modality code that a linear classifier predicts from the vector."""
 
     def __init__(self, quantizer: Quantizer, z: Tensor, modality: Tensor) -> None:
-        self.plain = Plain(quantizer)
+        self.plain = PlainCodes(quantizer)
         self.sizes = (MODALITIES, *self.plain.sizes)
         one_hot = torch.nn.functional.one_hot(modality.long(), MODALITIES).to(z.dtype)
         self.means = (one_hot.T @ z) / one_hot.sum(dim=0).clamp_min(1)[:, None]
@@ -105,20 +84,22 @@ class Classified:
 
     @property
     def codebooks(self) -> list[Tensor]:
+        """See `IdScheme`."""
         return [self.means, *self.plain.codebooks]
 
     def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
+        """See `IdScheme`."""
         predicted = (_with_one(z) @ self.weights).argmax(dim=1)
         return torch.cat([predicted[:, None], self.plain.encode(z, modality, beams)], dim=1)
 
 
-class Clusters:
-    """Hierarchical k-means: each code is the nearest child of the cluster so far. Items of one leaf share their ID."""
+class ClusterPaths:
+    """Hierarchical k-means: each code is the nearest child of the cluster so far. Items in one leaf share an ID."""
 
     def __init__(self, z: Tensor, seed: int, branches: int = BRANCHES, depth: int = DEPTH) -> None:
         self.sizes = (branches,) * depth
         generator = torch.Generator().manual_seed(seed)
-        self.centres: list[Tensor] = []  # of each level: (nodes, branches, d), infinitely far where there is none
+        self.centres: list[Tensor] = []  # per level: (nodes, branches, d), inf where there is none
         node = torch.zeros(len(z), dtype=torch.int64)
         for level in range(depth):
             centres = torch.full((branches**level, branches, z.shape[1]), torch.inf)
@@ -132,12 +113,13 @@ class Clusters:
 
     @property
     def codebooks(self) -> list[Tensor]:
-        """Only the first code means the same wherever it stands; what a later one means depends on those before."""
+        """The centres of the first level, then zeros: later codes have no position of their own."""
         first = self.centres[0][0]
         first = torch.where(first.isfinite(), first, 0.0)
         return [first, *(torch.zeros_like(first) for _ in self.sizes[1:])]
 
     def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
+        """See `IdScheme`."""
         node, codes = torch.zeros(len(z), dtype=torch.int64), []
         for level, branches in enumerate(self.sizes):
             codes.append(self._nearest(z, node, level))
@@ -150,8 +132,8 @@ class Clusters:
         return torch.cat([((self.centres[level][at] - v[:, None]) ** 2).sum(-1).argmin(1) for v, at in blocks])
 
 
-class Numbers:
-    """Random IDs: a digest of the vector, so that an item always gets the same one and similar items do not."""
+class RandomCodes:
+    """Random IDs: a digest of the vector. Equal vectors get equal IDs, similar vectors do not."""
 
     def __init__(self, dim: int, seed: int) -> None:
         self.dim, self.salt = dim, seed.to_bytes(8, "little", signed=True)
@@ -159,9 +141,11 @@ class Numbers:
 
     @property
     def codebooks(self) -> list[Tensor]:
+        """See `IdScheme`."""
         return [torch.zeros(size, self.dim) for size in self.sizes]
 
     def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
+        """See `IdScheme`."""
         digests = [hashlib.blake2b(row.tobytes(), digest_size=DIGITS, salt=self.salt).digest() for row in z.numpy()]
         table = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGITS)
         return torch.from_numpy(table.astype(np.int64))

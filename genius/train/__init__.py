@@ -1,1 +1,1 @@
-"""The three training stages."""
+"""Training: data, losses, the three stages, and the loop they share."""

@@ -1,18 +1,26 @@
-"""Batches of query-target pairs, and which other targets of a batch are right too.
+"""Batches of query-target pairs, and the stage that trains on them."""
 
-Knows the index arrays of the training data; knows nothing of vectors or losses.
-"""
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from torch import nn
 
 from genius.data.splits import SplitData
+from genius.train.config import StageConfig
+from genius.train.data import TrainingData
+from genius.train.loop import Stage
 
 
 class Pairs:
-    """All queries of a split as one list, drawn task by task.
+    """All queries of a split as one list, sampled task by task.
 
-    A task of n queries is drawn in proportion to n ** balance: 1 follows the data, 0 gives every task the same share.
-    A batch is made of draws of `mix` tasks: the fewer, the more alike its candidates are, and the harder to tell apart.
+    Args:
+        split: The split.
+        balance: A task of n queries is drawn in proportion to n ** balance. 1 follows the data, 0 draws all tasks
+            equally often.
+        mix: Number of tasks that a batch is drawn from. Fewer tasks make the candidates of a batch more alike and
+            harder to tell apart.
     """
 
     def __init__(self, split: SplitData, balance: float, mix: int) -> None:
@@ -20,7 +28,6 @@ class Pairs:
         tasks = split.tasks
         self.text = np.concatenate([t.text for t in tasks])
         self.image = np.concatenate([t.image for t in tasks])
-        self.wanted = np.concatenate([np.full(len(t), int(t.task.target_modality)) for t in tasks])
         positives = [p for t in tasks for p in t.positives]
         self._first = np.concatenate([[0], np.cumsum([len(p) for p in positives])])
         self._positives = np.concatenate(positives)
@@ -32,21 +39,37 @@ class Pairs:
         return len(self.text)
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """At most n different queries, and a right candidate for each."""
+        """Draw at most n distinct queries, and a right candidate for each."""
         task = rng.choice(rng.choice(len(self._sizes), self.mix, p=self._shares), n)
         queries = np.unique(self._starts[task] + (rng.random(n) * self._sizes[task]).astype(np.int64))
         count = np.diff(self._first)[queries]
         return queries, self._positives[self._first[queries] + (rng.random(len(queries)) * count).astype(np.int64)]
 
     def targets(self) -> np.ndarray:
-        """The rows of all candidates that are right for a query, in order."""
+        """Rows of all candidates that are right for any query, sorted."""
         return np.unique(self._positives)
 
     def false_negatives(self, queries: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-        """(n, n) bool: candidate j is right for query i too, though it was drawn for another (or drawn twice)."""
+        """(n, n) bool: whether candidate j, drawn for query j, is right for query i != j as well."""
         counts = np.diff(self._first)[queries]
         starts = np.cumsum(counts) - counts
         at = np.repeat(self._first[queries] - starts, counts) + np.arange(counts.sum())
         right = np.logical_or.reduceat(self._positives[at][:, None] == candidates, starts)
         np.fill_diagonal(right, False)
         return right
+
+
+class PairStage(Stage):
+    """A stage that trains on batches of query-target pairs."""
+
+    config: StageConfig
+
+    def __init__(self, data: TrainingData, config: StageConfig, seed: int, average: float = 0.0) -> None:
+        self.data, self.config, self.seed = data, config, seed
+        self.pairs = Pairs(data.train, config.balance, config.mix)
+        self.warmup, self.validate_every, self.average = config.warmup, config.validate_every, average
+
+    def group(self, parameters: Iterable[nn.Parameter], decayed: bool = True) -> dict[str, Any]:
+        """A parameter group of AdamW."""
+        decay = self.config.weight_decay if decayed else 0.0
+        return {"params": list(parameters), "lr": self.config.rate, "weight_decay": decay}

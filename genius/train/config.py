@@ -1,6 +1,6 @@
-"""All knobs of training in one place, each with its meaning; the defaults train `mini`.
+"""All settings of a training. The defaults train `mini`.
 
-Read from TOML (`genius train DATA --out MODEL --config my.toml`), one table a part:
+`genius train DATA --out MODEL --config my.toml` reads them from TOML, one table per stage:
 
     [quantizer]
     codes_per_level = 512
@@ -16,74 +16,141 @@ from genius.encoders.mini import HeadsConfig
 from genius.errors import BadData
 
 
-@dataclass(frozen=True)
-class ClipStageConfig:
-    """Stage 1, Eq. 2, with a CLIP or SigLIP in the place of `mini`: then [heads] and [encoder] are not used."""
+@dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """Settings that every stage has, with defaults of its own.
 
-    model: str = ""  # a hub id ("openai/clip-vit-large-patch14") or a folder; empty: train `mini`
-    tune: str = "lora"  # "full", "lora" (low-rank pairs), "heads" (linear maps of frozen vectors), "none" (as it is)
-    rank: int = 16  # of the low-rank pairs
-    checkpointing: bool = True  # keep each block's input alone and compute the rest again: less memory, a third slower
-    precision: str = "auto"  # "float32", "bf16", "fp16"; "auto": the best of a GPU, float32 without one
-    device: str = "auto"  # "cuda", "cuda:1", "mps", "cpu"; "auto": a GPU if there is one
-    steps: int = 5000
-    batch: int = 256
-    rate: float = 1e-4  # for "lora"; 1e-5 suits "full", 1e-3 "heads"
-    weight_decay: float = 0.01
-    temperature: float = 0.01  # tau of Eq. 2
-    warmup: int = 200
-    average: float = 0.0
-    balance: float = 0.5
-    mix: int = 6
-    validate_every: int = 500
+    Attributes:
+        batch: Query-target pairs per step.
+        rate: Peak learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        warmup: Steps of linear warm-up. The rate then falls to zero along a cosine.
+        balance: A task of n queries is drawn in proportion to n ** balance.
+        mix: Number of tasks a batch is drawn from. Fewer tasks make its candidates harder to tell apart.
+        validate_every: Steps between two validations.
+    """
 
-
-@dataclass(frozen=True)
-class EncoderStageConfig:
-    """Stage 1, Eq. 2, for `mini`."""
-
-    steps: int = 2000
     batch: int = 512
     rate: float = 1e-3
-    weight_decay: float = 0.05
-    temperature: float = 0.05  # tau of Eq. 2; the paper's 0.01 is for CLIP, which starts aligned
+    weight_decay: float = 0.01
     warmup: int = 100
-    average: float = 0.995  # decay of the moving average of the weights; 0 keeps the last weights
-    balance: float = 0.5  # a task of n queries is drawn in proportion to n ** balance
-    mix: int = 6  # tasks that a batch is drawn from; fewer make its candidates harder to tell apart
-    views: int = 1  # of each training image: the whole, and crops of it
+    balance: float = 0.5
+    mix: int = 6
     validate_every: int = 250
 
 
-@dataclass(frozen=True)
-class QuantizerStageConfig:
-    """Stage 2, Eqs. 3 to 8. The paper: 4096 codes, 8 levels, 20 epochs."""
+@dataclass(frozen=True, kw_only=True)
+class ClipStageConfig(StageConfig):
+    """Stage 1, Eq. 2, with a CLIP or SigLIP instead of `mini`. The tables [heads] and [encoder] are then not used.
+
+    Attributes:
+        model: Hub id such as "openai/clip-vit-large-patch14", or a folder. Empty: train `mini`.
+        tune: "full" (all weights), "lora" (low-rank adapters of the attention layers), "heads" (linear maps of frozen
+            vectors) or "none".
+        rank: Rank of the adapters.
+        checkpointing: Recompute activations in the backward pass: less memory, a third slower.
+        precision: "float32", "bf16", "fp16" or "auto": the best that a GPU has, float32 without one.
+        device: "cuda", "cuda:1", "mps", "cpu" or "auto": a GPU if there is one.
+        steps: Number of steps.
+        rate: The default suits "lora". Use 1e-5 for "full", 1e-3 for "heads".
+        temperature: tau of Eq. 2.
+        average: Decay of the moving average of the weights that is validated and kept. 0 keeps the last weights.
+    """
+
+    model: str = ""
+    tune: str = "lora"
+    rank: int = 16
+    checkpointing: bool = True
+    precision: str = "auto"
+    device: str = "auto"
+    steps: int = 5000
+    batch: int = 256
+    rate: float = 1e-4
+    temperature: float = 0.01
+    warmup: int = 200
+    average: float = 0.0
+    validate_every: int = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderStageConfig(StageConfig):
+    """Stage 1, Eq. 2, for `mini`.
+
+    Attributes:
+        steps: Number of steps.
+        temperature: tau of Eq. 2. The paper's 0.01 is for CLIP, whose vectors are aligned from the start.
+        average: Decay of the moving average of the weights that is validated and kept. 0 keeps the last weights.
+        views: Views of each training image: the whole image, then crops.
+    """
+
+    steps: int = 2000
+    weight_decay: float = 0.05
+    temperature: float = 0.05
+    average: float = 0.995
+    views: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizerStageConfig(StageConfig):
+    """Stage 2, Eqs. 3 to 8. The paper: 4096 codes, 8 levels, 20 epochs.
+
+    Attributes:
+        codes_per_level: Codes of each semantic level.
+        levels: Semantic levels. The modality level comes on top.
+        shared: Use one codebook for all semantic levels (supplement, Table 6).
+        fusion_hidden: Width of the hidden layers of the fusion.
+        dropout: Dropout of the fusion.
+        contrastive: Weight of L_cl, Eq. 3.
+        beta: Weight of L_rq, Eq. 7 (the paper: 100).
+        gamma: Weight of L_mse (the paper: 100).
+        temperature: tau of Eq. 3.
+        decay: Decay of the moving averages that the codebooks follow.
+        code_beams: Beams kept while the final codes of an item are chosen.
+        sample: Vectors used by k-means at the start.
+        steps: Number of steps.
+    """
 
     codes_per_level: int = 256
-    levels: int = 12  # semantic levels; the modality level comes on top
-    shared: bool = False  # one codebook for all semantic levels (supplement, Table 6)
+    levels: int = 12
+    shared: bool = False
     fusion_hidden: int = 256
     dropout: float = 0.1
-    contrastive: float = 1.0  # weight of L_cl, Eq. 3
-    beta: float = 25.0  # weight of L_rq, Eq. 7 (the paper: 100)
-    gamma: float = 25.0  # weight of L_mse (the paper: 100)
+    contrastive: float = 1.0
+    beta: float = 25.0
+    gamma: float = 25.0
     temperature: float = 0.05
-    decay: float = 0.99  # of the codebooks' moving averages
-    code_beams: int = 1  # partial sums kept while the final codes of an item are chosen
-    sample: int = 65536  # vectors that k-means starts from
+    decay: float = 0.99
+    code_beams: int = 1
+    sample: int = 65536
     steps: int = 800
-    batch: int = 512
     rate: float = 5e-5
-    weight_decay: float = 0.01
-    warmup: int = 100
-    balance: float = 0.5
-    mix: int = 6
     validate_every: int = 200
 
 
-@dataclass(frozen=True)
-class DecoderStageConfig:
-    """Stage 3, Eqs. 9 to 11. The paper: T5-small (512, 6 layers, 8 heads, 2048), prefix 30, 30 epochs, rate 1e-4."""
+@dataclass(frozen=True, kw_only=True)
+class DecoderStageConfig(StageConfig):
+    """Stage 3, Eqs. 9 to 11. The paper: T5-small (512, 6 layers, 8 heads, 2048), prefix 30, 30 epochs, rate 1e-4.
+
+    Attributes:
+        d_model: Width of the decoder.
+        layers: Number of layers.
+        heads: Attention heads of each layer.
+        d_kv: Width of each head.
+        d_ff: Width of the feed-forward layers.
+        prefix: Length of the prefix made from the query vector.
+        dropout: Dropout of the decoder.
+        whole_vocabulary: Normalise over the codes of all levels, as the published model does.
+        linear_head: Add a linear map from the query to the code logits of every level, started from the codebooks. Not
+            in the paper.
+        linear_head_gain: Scale of the linear head at the start.
+        decoder_levels: First levels that the layers decide together with the linear head. The linear head alone
+            decides the others. 0: all levels.
+        unaugmented: Share of the queries that are trained on without augmentation.
+        augmentation: "interpolate" (Eq. 11), "published" (per dimension, square roots) or "none".
+        alpha: The weight of Eq. 11 is drawn from Beta(alpha, alpha).
+        epochs: Passes over the training queries.
+        average: Decay of the moving average of the weights that is validated and kept. 0 keeps the last weights.
+    """
 
     d_model: int = 256
     layers: int = 3
@@ -92,17 +159,15 @@ class DecoderStageConfig:
     d_ff: int = 1024
     prefix: int = 16
     dropout: float = 0.1
-    whole_vocabulary: bool = False  # normalise over all levels' codes, as the published model does
-    skip: bool = True  # a linear path from the query to each level's codes, started from the codebooks; ours
-    skip_gain: float = 20.0  # how sharp that path starts
-    written: int = 2  # first levels that the layers decide, with the path; the path alone does the rest; 0: all levels
-    plain: float = 0.5  # part of the queries that are trained on as they are, not augmented
-    augmentation: str = "interpolate"  # "interpolate" (Eq. 11), "published" (per dimension, square roots), "none"
-    alpha: float = 2.0  # of Beta(alpha, alpha)
+    whole_vocabulary: bool = False
+    linear_head: bool = True
+    linear_head_gain: float = 20.0
+    decoder_levels: int = 2
+    unaugmented: float = 0.5
+    augmentation: str = "interpolate"
+    alpha: float = 2.0
     epochs: float = 8.0
     batch: int = 256
-    rate: float = 1e-3
-    weight_decay: float = 0.01
     warmup: int = 200
     average: float = 0.999
     balance: float = 0.7
@@ -112,10 +177,20 @@ class DecoderStageConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides what comes out, beside the data."""
+    """Everything besides the data that decides the result of a training.
+
+    Attributes:
+        seed: Seed of weights, batches, augmentation and prompts.
+        derived_prompts: Share of the training queries that get the instruction of a query without a prompt.
+        clip: Stage 1 with a CLIP or SigLIP.
+        heads: Sizes of the heads of `mini`.
+        encoder: Stage 1 of `mini`.
+        quantizer: Stage 2.
+        decoder: Stage 3.
+    """
 
     seed: int = 0
-    derived_prompts: float = 0.2  # part of the training queries that get the instruction of a query without one
+    derived_prompts: float = 0.2
     clip: ClipStageConfig = field(default_factory=ClipStageConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)
@@ -124,7 +199,11 @@ class TrainConfig:
 
     @classmethod
     def read(cls, path: Path | None) -> "TrainConfig":
-        """The configuration in a TOML file; what it does not name keeps its default."""
+        """Read a TOML file. Settings that it does not name keep their defaults.
+
+        Raises:
+            BadData: The file cannot be read, or has an unknown setting or one of the wrong type.
+        """
         if path is None:
             return cls()
         try:
@@ -136,23 +215,24 @@ class TrainConfig:
 AT_LEAST_ONE = (
     "steps", "batch", "mix", "views", "validate_every", "codes_per_level", "levels", "sample", "code_beams", "rank"
 )  # fmt: skip
-PARTS_OF_ONE = ("derived_prompts", "plain", "average", "decay", "dropout")
+ZERO_TO_ONE = ("derived_prompts", "unaugmented", "average", "decay", "dropout")
+POSITIVE = ("rate", "temperature", "epochs", "alpha")
 AUGMENTATIONS = ("interpolate", "published", "none")
 TUNINGS = ("full", "lora", "heads", "none")
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings that no training can be done with."""
+    """Raise BadData if a setting is out of range."""
     parts = {name: part for name, part in vars(config).items() if is_dataclass(part)}
-    for where, part in {"": config, **parts}.items():
+    for table, part in {"": config, **parts}.items():
         for name, value in vars(part).items():
-            setting = f"[{where}] {name}" if where else name
+            setting = f"[{table}] {name}" if table else name
             if name in AT_LEAST_ONE and value < 1:
                 raise BadData(f"The setting {setting} is {value}; it must be at least 1.")
-            if name in PARTS_OF_ONE and not 0 <= value <= 1:
+            if name in ZERO_TO_ONE and not 0 <= value <= 1:
                 raise BadData(f"The setting {setting} is {value}; it must be between 0 and 1.")
-            if name in ("rate", "temperature", "epochs", "alpha") and value <= 0:
+            if name in POSITIVE and value <= 0:
                 raise BadData(f"The setting {setting} is {value}; it must be above 0.")
     for setting, chosen, known in (
         ("[clip] tune", config.clip.tune, TUNINGS),
@@ -163,22 +243,23 @@ def check(config: TrainConfig) -> None:
             raise BadData(f"The setting {setting} is {chosen!r}; choose one of {', '.join(known)}.")
 
 
-def make_config(kind: Any, values: dict[str, Any], where: str) -> Any:
-    known = {f.name: f for f in fields(kind)}
+def make_config(config_class: Any, values: dict[str, Any], where: str) -> Any:
+    """Make a configuration, with its tables, from parsed TOML. `where` names the file in error messages."""
+    known = {f.name: f for f in fields(config_class)}
     for name in values:
         if name not in known:
             raise BadData(f"{where}: there is no setting {name!r} here. Known are: {', '.join(known)}.")
     made = {}
     for name, value in values.items():
-        default = getattr(kind(), name)
+        default = getattr(config_class(), name)
         if is_dataclass(default):
             if not isinstance(value, dict):
-                raise BadData(f"{where}: {name} is a table: write [{name}] and its settings below.")
+                raise BadData(f"{where}: {name} is a table. Write [{name}] and its settings below it.")
             made[name] = make_config(type(default), value, f"{where} [{name}]")
         elif isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
             made[name] = float(value)
         elif type(value) is not type(default):
-            raise BadData(f"{where}: {name} = {value!r} should be of type {type(default).__name__}, as {default!r} is.")
+            raise BadData(f"{where}: {name} = {value!r} must be of type {type(default).__name__}, as {default!r} is.")
         else:
             made[name] = value
-    return kind(**made)
+    return config_class(**made)

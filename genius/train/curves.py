@@ -1,4 +1,4 @@
-"""The log of a training run as an image: losses and validation recall of every stage."""
+"""Plot of a training log: loss and validation recall of every stage."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ from genius.train.loop import read_log
 
 
 def draw_curves(log: Path, out: Path) -> None:
-    """Writes `out`, one column a stage: the loss above, the validation score below."""
+    """Write a plot with one column per stage: the loss above, the validation recall below."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = list(read_log(log))
+    lines = read_log(log)
     stages = list(dict.fromkeys(line["stage"] for line in lines))
     figure, axes = pyplot.subplots(2, len(stages), figsize=(4.5 * len(stages), 6), squeeze=False, sharex="col")
     for column, stage in enumerate(stages):

@@ -1,26 +1,34 @@
-"""The train and val splits that a model is trained on, with the instructions its queries get."""
+"""Training data: the train and val splits with the prompts of their queries, and stage-1 vectors of both."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, TaskData, Vocabulary, read_split
+from genius.encoders.base import Vectors
 
-VALIDATION_QUERIES = 5_000  # of a task, at most
-VALIDATION_POOL = 20_000  # candidates of a task, at most, the right ones among them
+VALIDATION_QUERIES = 5_000  # per task, at most
+VALIDATION_POOL = 20_000  # candidates per task, at most, including the right ones
 
 
 class TrainingData:
-    """One or more benchmarks. `texts` and `images` name what the numbers in `train` and `val` stand for.
+    """The train and val splits of one or more benchmarks. Large validation tasks are sampled.
 
-    A training query gets one of its task's prompts at random or, in a part `derived_prompts` of the cases, the
-    instruction of a query without one: users will ask both ways. Of large validation tasks a sample is kept.
+    Args:
+        roots: Folders in M-BEIR layout.
+        seed: Seed of the choice of prompts.
+        derived_prompts: Share of the training queries that get the instruction of a query without a prompt. The others
+            get one of their task's prompts at random: users search both ways.
     """
 
     def __init__(self, roots: Sequence[Path], seed: int, derived_prompts: float) -> None:
-        self.texts, self.images = Vocabulary(), Vocabulary()
+        self.texts, self.images = Vocabulary(), Vocabulary()  # the numbers of both splits refer to these
         rng = np.random.default_rng([seed, 1])
         benchmarks = [Benchmark(root) for root in roots]
 
@@ -36,10 +44,35 @@ class TrainingData:
         renumber(self.val, "image", images, self.images)
 
 
-def sampled(split: SplitData, queries: int, pool: int) -> SplitData:
-    """At most so many queries of each task, and so many candidates of its pool, the right ones among them.
+@dataclass
+class FrozenVectors:
+    """Stage-1 vectors by number. Both arrays may be memory-mapped: only the rows in use are read.
 
-    The same sample every time. A split that is no larger is given back as it is.
+    Attributes:
+        texts: (texts + 1, d). The last row, which number -1 selects, is zero.
+        images: (images + 1, d), as `texts`.
+    """
+
+    texts: np.ndarray
+    images: np.ndarray
+
+    def pair(self, text: np.ndarray, image: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Image and text vectors (n, d) float32, in the order in which fusion takes them."""
+        return _float(self.images, image), _float(self.texts, text)
+
+    def embedding(self, text: np.ndarray, image: np.ndarray) -> np.ndarray:
+        """(n, d) the normalised sums of text and image vectors, phi of Eq. 2."""
+        return Vectors(self.images[image], self.texts[text]).embedding()
+
+
+def _float(vectors: np.ndarray, rows: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(vectors[rows], dtype=np.float32))
+
+
+def sampled(split: SplitData, queries: int, pool: int) -> SplitData:
+    """Sample at most this many queries per task and candidates per pool, keeping the right candidates.
+
+    The sample is the same every time. A split that is small enough is returned unchanged.
     """
     if all(len(t) <= queries and len(_pool(t)) <= pool for t in split.tasks):
         return split
@@ -53,13 +86,11 @@ def sampled(split: SplitData, queries: int, pool: int) -> SplitData:
 
 
 def _sampled_task(task: TaskData, queries: int, pool: int, rng: np.random.Generator) -> TaskData:
-    asked = np.sort(rng.permutation(len(task))[:queries])
-    positives = [task.positives[number] for number in asked]
-    right = np.unique(np.concatenate(positives))
+    some = task.select(np.sort(rng.permutation(len(task))[:queries]))
+    right = np.unique(np.concatenate(some.positives))
     others = rng.permutation(np.setdiff1d(_pool(task), right))[: max(0, pool - len(right))]
-    kept = _pool(task)[np.isin(_pool(task), np.concatenate([right, others]))]
-    qids = [task.qids[number] for number in asked]
-    return TaskData(task.task, qids, task.text[asked], task.image[asked], positives, kept)
+    some.pool = _pool(task)[np.isin(_pool(task), np.concatenate([right, others]))]
+    return some
 
 
 def _pool(task: TaskData) -> np.ndarray:
@@ -67,12 +98,12 @@ def _pool(task: TaskData) -> np.ndarray:
     return task.pool
 
 
-def renumber(split: SplitData, kind: str, old: Vocabulary, new: Vocabulary) -> None:
-    """Gives the strings or images that a split uses their numbers in another vocabulary."""
+def renumber(split: SplitData, name: Literal["text", "image"], old: Vocabulary, new: Vocabulary) -> None:
+    """Replace the numbers of a split's texts or images by their numbers in another vocabulary."""
     parts: list[SplitData | TaskData] = [split, *split.tasks]
-    used = np.unique(np.concatenate([getattr(part, kind) for part in parts]))
-    table = np.full(len(old.names) + 1, -1)  # its last entry is that of -1
+    used = np.unique(np.concatenate([getattr(part, name) for part in parts]))
+    table = np.full(len(old.names) + 1, -1)  # the last entry is for number -1
     for number in used[used >= 0]:
         table[number] = new.number(old.names[number])
     for part in parts:
-        setattr(part, kind, table[getattr(part, kind)])
+        setattr(part, name, table[getattr(part, name)])

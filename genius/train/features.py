@@ -1,8 +1,8 @@
-"""Features of the frozen backbones, and vectors of whole encoders, computed once and kept in files mapped into memory.
+"""Features of the frozen backbones and vectors of whole encoders, computed once and memory-mapped.
 
-Knows the backbones and the cache; knows nothing of heads or losses. A cache folder is named by a digest of what is in
-it. Rows are written in order and counted, so that an interrupted run goes on where it stopped; a lock lets one process
-write while others that share the folder wait. Memory holds a block of rows, however many rows there are.
+The name of a cache folder holds a digest of its content. Rows are written in order and counted, so that an interrupted
+run continues where it stopped. A lock lets one process write while others that share the folder wait. Memory holds one
+block of rows.
 """
 
 import hashlib
@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -24,17 +23,18 @@ from genius.encoders.base import Encoder, Prepared
 from genius.encoders.efficientnet import EfficientNetLite2, to_pixels
 from genius.encoders.minilm import MAX_TOKENS, WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
-from genius.train.loop import progress_bar, write_atomically
+from genius.train.files import write_json
+from genius.train.loop import progress_bar
 
 IMAGE_BLOCK = 256
 TEXT_BLOCK = 2048
-CROP_AREA = (0.5, 0.95)  # share of the image that a cropped view keeps
+CROP_AREA = (0.5, 0.95)  # share of the image's area that a crop keeps
 
 
 class _Cache:
-    """A folder of .npy files that are filled block by block, by the one process that is inside the `with`.
+    """A folder of .npy files, filled block by block by the process that has entered the context.
 
-    The lock goes with its process: where that is killed, the next one goes on after the last finished block.
+    The lock ends with its process. If that is killed, the next process continues after the last finished block.
     """
 
     def __init__(self, folder: Path, shapes: dict[str, tuple[int, ...]], console: Console) -> None:
@@ -47,7 +47,7 @@ class _Cache:
         try:
             self.lock.acquire(blocking=False)
         except Timeout:
-            self.console.print(f"Another training is filling {self.folder}; this one waits for it.")
+            self.console.print(f"Waiting for another training that is filling {self.folder}.")
             self.lock.acquire()
         self.done: int = json.loads(self.counter.read_text()) if self.counter.exists() else 0
         mode = "r+" if self.done else "w+"
@@ -57,25 +57,24 @@ class _Cache:
         }
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.lock.release()
 
     def finished(self, done: int) -> None:
+        """Record that everything up to `done` is written."""
         for array in self.arrays.values():
             array.flush()
         self.done = done
-        write_atomically(self.counter, lambda p: p.write_text(json.dumps(done)))
+        write_json(self.counter, done)
 
 
-def _digest(kind: str, names: Sequence[str]) -> str:
-    """The kind, and a digest of it and of all names, written as one JSON list but never held as one string."""
-    digest = hashlib.sha256(b"[" + json.dumps(kind).encode())
+def _folder_name(content: str, names: Sequence[str]) -> str:
+    """`content` and a digest of the JSON list [content, *names], which is never held in memory."""
+    digest = hashlib.sha256(b"[" + json.dumps(content).encode())
     for name in names:
         digest.update(b", " + json.dumps(name).encode())
     digest.update(b"]")
-    return f"{kind}-{digest.hexdigest()[:16]}"
+    return f"{content}-{digest.hexdigest()[:16]}"
 
 
 def _blocks(first: int, rows: int, size: int) -> list[range]:
@@ -83,10 +82,12 @@ def _blocks(first: int, rows: int, size: int) -> list[range]:
 
 
 class ImageFeatures:
-    """Features of one view of n images: map (n, 352, 49), pooled (n, 1280), logits (n, 1000), float16 on disk."""
+    """Features of one view of n images: map (n, 352, 49), pooled (n, 1280), logits (n, 1000), float16 on disk.
+
+    View 0 is the whole image. Each further view is a random crop, mirrored half of the time.
+    """
 
     def __init__(self, names: Sequence[str], cache: Path, view: int, threads: int, console: Console) -> None:
-        """View 0 is the whole image; each further view is a crop of its own, mirrored every other time."""
         n = len(names)
         shapes = {
             "map": (n, efficientnet.CHANNELS, efficientnet.GRID),
@@ -98,7 +99,7 @@ class ImageFeatures:
         def load(row: int) -> np.ndarray:
             return _view(load_image(names[row]), view, row)
 
-        with _Cache(cache / _digest(f"images{view}", names), shapes, console) as store:
+        with _Cache(cache / _folder_name(f"images{view}", names), shapes, console) as store:
             if store.done < len(blocks):
                 backbone = EfficientNetLite2(threads)
                 with progress_bar(console) as progress, ThreadPoolExecutor(threads) as pool:
@@ -112,13 +113,13 @@ class ImageFeatures:
             self.map, self.pooled, self.logits = store.arrays.values()
 
 
-Row = TypeVar("Row")
+T = TypeVar("T")
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, load: Callable[[int], Row], blocks: Sequence[range]
-) -> Iterator[tuple[range, list[Row]]]:
-    """Blocks with their loaded rows, the next block being read while the caller works on this one."""
+    pool: ThreadPoolExecutor, load: Callable[[int], T], blocks: Sequence[range]
+) -> Iterator[tuple[range, list[T]]]:
+    """Yield blocks with their loaded rows. Reads the next block while the caller works on this one."""
     coming = [pool.submit(load, row) for row in (blocks[0] if blocks else ())]
     for number, block in enumerate(blocks):
         rows = [future.result() for future in coming]
@@ -139,12 +140,12 @@ def _view(image: Image.Image, view: int, row: int) -> np.ndarray:
 
 
 def text_features(texts: Sequence[str], cache: Path, console: Console) -> TokenStates:
-    """Token states of all texts."""
+    """Token states of all texts, cached on disk."""
     backbone = MiniLM()
     ids = backbone.tokenize(texts)
     batches, offsets = backbone.plan(ids)
     shapes: dict[str, tuple[int, ...]] = {"states": (int(offsets[-1]), WIDTH)}
-    folder = cache / _digest(f"texts-{MAX_TOKENS}", texts)
+    folder = cache / _folder_name(f"texts-{MAX_TOKENS}", texts)
     with _Cache(folder, shapes, console) as store, progress_bar(console) as progress:
         states = store.arrays["states"]
         bar = progress.add_task("texts", total=len(texts), note="")
@@ -161,7 +162,7 @@ def text_features(texts: Sequence[str], cache: Path, console: Console) -> TokenS
 
 
 def encoder_digest(encoder: Encoder) -> str:
-    """Names an encoder by its configuration and weights, as a model folder will hold them."""
+    """Digest of an encoder's configuration and weights, as a model folder stores them."""
     digest = hashlib.sha256(json.dumps(encoder.config(), sort_keys=True).encode())
     for name, value in sorted(encoder.state().items()):
         value = value.detach().cpu()
@@ -171,7 +172,7 @@ def encoder_digest(encoder: Encoder) -> str:
 
 
 def image_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int, console: Console) -> np.ndarray:
-    """(images + 1, d) float16 on disk: the vectors of images; the last row, that of -1, is zero."""
+    """(images + 1, d) float16 on disk: vectors of images. The last row, which number -1 selects, is zero."""
 
     def load(row: int) -> Prepared:
         return Prepared(encoder.pixels(load_image(names[row])), "")
@@ -183,7 +184,7 @@ def image_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int
 
 
 def text_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int, console: Console) -> np.ndarray:
-    """(texts + 1, d) float16 on disk: the vectors of texts; the last row, that of -1, is zero."""
+    """(texts + 1, d) float16 on disk: vectors of texts. The last row, which number -1 selects, is zero."""
 
     def blocks(_: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
         return (encoder.encode([Prepared(None, names[row]) for row in block]).text for block in left)
@@ -193,27 +194,34 @@ def text_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int,
 
 def mapped_rows(
     encoder: Encoder,
-    kind: str,
+    side: str,
     names: Sequence[str],
     rows: np.ndarray,
     weight: np.ndarray,
     cache: Path,
     console: Console,
 ) -> np.ndarray:
-    """What `image_rows` or `text_rows` of this encoder gives, made without encoding.
+    """The result of `image_rows` or `text_rows` for an encoder that ends in an added linear map, without encoding.
 
-    `rows` are those of the encoder that this one was before the linear map `weight` was put behind it.
+    Args:
+        encoder: The encoder with the map.
+        side: "images" or "texts".
+        names: Paths or texts.
+        rows: Vectors of the encoder without the map.
+        weight: (d, d) the map.
+        cache: Folder of caches.
+        console: Where progress is shown.
     """
 
     def blocks(_: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
         return (np.asarray(rows[block.start : block.stop], np.float32) @ weight.T for block in left)
 
-    return _rows(encoder, kind, names, blocks, TEXT_BLOCK, cache, 1, console)
+    return _rows(encoder, side, names, blocks, TEXT_BLOCK, cache, 1, console)
 
 
 def _rows(
     encoder: Encoder,
-    kind: str,
+    side: str,
     names: Sequence[str],
     values_of: Callable[[ThreadPoolExecutor, Sequence[range]], Iterator[np.ndarray]],
     size: int,
@@ -221,15 +229,15 @@ def _rows(
     threads: int,
     console: Console,
 ) -> np.ndarray:
-    folder = cache / _digest(f"{kind}-{encoder_digest(encoder)}", names)
+    folder = cache / _folder_name(f"{side}-{encoder_digest(encoder)}", names)
     with _Cache(folder, {"vectors": (len(names) + 1, encoder.dim)}, console) as store:
         vectors, left = store.arrays["vectors"], _blocks(store.done, len(names), size)
         with progress_bar(console) as progress, ThreadPoolExecutor(threads) as pool:
-            bar = progress.add_task(f"vectors of {kind}", total=len(names), completed=store.done, note="")
+            bar = progress.add_task(f"vectors of {side}", total=len(names), completed=store.done, note="")
             for block, values in zip(left, values_of(pool, left), strict=True):
                 if not np.isfinite(values).all():
                     raise BadModel(
-                        f"The encoder gave vectors of {kind} that are not numbers. Train stage 1 at a lower rate, "
+                        f"The encoder gave vectors of {side} that are not numbers. Train stage 1 at a lower rate, "
                         'or with precision = "float32".'
                     )
                 vectors[block.start : block.stop] = values

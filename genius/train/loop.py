@@ -1,16 +1,16 @@
-"""The loop that the three stages share: steps, schedule, validation, averaging, checkpoints, log and progress bar.
+"""The training loop that all stages share: schedule, validation, weight averaging, checkpoints, log, progress bar.
 
-Knows nothing of what is trained. A stage is a module, its parameter groups, a loss for step `i` and a validation
-score. Step `i` must depend on the seed, on `i` and on the weights alone (`step_rng`), so that a run that was killed and
-resumed ends where an uninterrupted one does.
+A stage is a module, its parameter groups, a loss for step `i` and a validation score. Step `i` may depend only on the
+seed, on `i` and on the weights (see `step_rng`), so that a run that was killed and resumed gives the same result as an
+uninterrupted one.
 """
 
 import json
 import math
-import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,24 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from genius.errors import BadData
+from genius.train.files import write_atomically, write_json
 
 CHECKPOINT_SECONDS = 60.0
 
 
 class Stage(ABC):
-    """One stage of training. `module` holds all of its state; `groups` are AdamW's parameter groups with rates."""
+    """One stage of training.
+
+    Attributes:
+        name: Names its checkpoint and its lines in the log.
+        module: Holds all state of the stage.
+        groups: Parameter groups of AdamW, with learning rates.
+        steps: Number of steps.
+        warmup: Steps of linear warm-up.
+        validate_every: Steps between two validations.
+        average: Decay of the moving average of the weights that is validated and kept. 0 keeps the last weights.
+        scaler: Scales the loss in float16, so that small gradients do not vanish.
+    """
 
     name: str
     module: nn.Module
@@ -36,26 +48,27 @@ class Stage(ABC):
     steps: int
     warmup: int
     validate_every: int
-    average: float  # decay of the moving average of the weights that is validated and kept; 0 keeps the last weights
-    scaler: torch.amp.GradScaler | None = None  # keeps small gradients of a float16 loss from vanishing
+    average: float
+    scaler: torch.amp.GradScaler | None = None
 
     @abstractmethod
     def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
-        """The loss of step `step` (from 0) and figures for the log."""
+        """The loss of step `step`, counted from 0, and more metrics for the log."""
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """Figures on the validation split; `score` (higher is better) chooses the weights that are kept."""
+        """Metrics on the validation split. The weights with the highest `score` are kept."""
 
 
 def step_rng(seed: int, stage: str, step: int) -> np.random.Generator:
-    """The random numbers of one step; torch is seeded from them too, for dropout."""
+    """Random generator of one step. Seeds torch as well, for dropout."""
     rng = np.random.default_rng([seed, *stage.encode(), step])
     torch.manual_seed(int(rng.integers(2**62)))
     return rng
 
 
 def progress_bar(console: Console) -> Progress:
+    """A progress bar with counts, times and a field `note`."""
     return Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -74,17 +87,8 @@ def rate_factor(step: int, steps: int, warmup: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def write_atomically(path: Path, write: Any) -> None:
-    """`write(temporary path)`, then make it durable and put it in place: a reader sees the old file or the new one."""
-    temporary = path.with_name(path.name + ".part")
-    write(temporary)
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-class _Run:
-    """The state of one stage's run, and its checkpoint file."""
+class StageRun:
+    """Optimizer, averaged weights and progress of a stage, and the checkpoint file that stores them."""
 
     def __init__(self, stage: Stage, path: Path) -> None:
         self.stage, self.path = stage, path
@@ -96,6 +100,7 @@ class _Run:
         self.facts: dict[str, Any] = {"step": 0, "best_score": None, "best_step": 0, "seconds": 0.0, "done": False}
 
     def save(self) -> None:
+        """Write the checkpoint."""
         tensors = {f"module.{k}": v for k, v in self.stage.module.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in self.best.items()}
         tensors |= {f"average.{i}": v for i, v in enumerate(self.average)}
@@ -107,6 +112,7 @@ class _Run:
         write_atomically(self.path, lambda p: save_file(tensors, p, {"facts": json.dumps(self.facts)}))
 
     def load(self) -> None:
+        """Read the checkpoint."""
         with safe_open(self.path, "pt") as file:
             self.facts = json.loads(file.metadata()["facts"])
             tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 (not a dict)
@@ -124,6 +130,7 @@ class _Run:
             self.stage.scaler.load_state_dict(self.facts["scaler"])
 
     def update(self, loss: Tensor) -> None:
+        """One step of AdamW."""
         step = self.facts["step"]
         factor = rate_factor(step, self.stage.steps, self.stage.warmup)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -148,23 +155,23 @@ class _Run:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Validates the averaged weights; remembers them if they are the best so far."""
+        """Validate the averaged weights, and remember them if they are the best so far."""
         current = [p.clone() for p in self.parameters] if self.average else []
         for p, a in zip(self.parameters, self.average, strict=bool(self.average)):
             p.copy_(a)
         self.stage.module.eval()
-        figures = self.stage.validate()
-        if self.facts["best_score"] is None or figures["score"] > self.facts["best_score"]:
-            self.facts |= {"best_score": figures["score"], "best_step": self.facts["step"]}
+        metrics = self.stage.validate()
+        if self.facts["best_score"] is None or metrics["score"] > self.facts["best_score"]:
+            self.facts |= {"best_score": metrics["score"], "best_step": self.facts["step"]}
             self.best = {k: v.clone() for k, v in self.stage.module.state_dict().items()}
         self.stage.module.train()
         for p, c in zip(self.parameters, current, strict=bool(current)):
             p.copy_(c)
-        return figures
+        return metrics
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as safetensors takes them: no two in one place, copied only where they are."""
+    """Copy tensors that share memory: safetensors refuses them."""
     seen: set[int] = set()
     apart = {}
     for name, value in tensors.items():
@@ -179,36 +186,36 @@ _PARTS = ("module", "best", "average", "optimizer")
 
 
 def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
-    """Trains `stage` to its end, from its checkpoint in `folder` if there is one; leaves it with its best weights."""
-    run = _Run(stage, folder / f"{stage.name}.safetensors")
+    """Train a stage, continuing from its checkpoint in `folder`. Leaves it with its best weights."""
+    run = StageRun(stage, folder / f"{stage.name}.safetensors")
     log = folder / "log.jsonl"
     if run.path.exists():
         try:
             run.load()
         except (SafetensorError, KeyError, RuntimeError) as error:
             raise BadData(
-                f"The checkpoint {run.path} is damaged ({error}). Delete it to train its stage anew."
+                f"The checkpoint {run.path} is damaged ({error}). Delete it to train its stage again."
             ) from error
-    _forget_later_lines(log, stage.name, run.facts["step"])
+    _drop_later_lines(log, stage.name, run.facts["step"])
     started, saved = time.monotonic() - run.facts["seconds"], time.monotonic()
     stage.module.train()
     with progress_bar(console) as progress:
         bar = progress.add_task(stage.name, total=stage.steps, completed=run.facts["step"], note="")
         while not run.facts["done"]:
-            loss, figures = stage.loss(run.facts["step"])
+            loss, metrics = stage.loss(run.facts["step"])
             run.update(loss)
             run.facts["step"] += 1
             step = run.facts["step"]
             last = step >= stage.steps
-            figures = {"loss": float(loss.detach()), **figures}
+            metrics = {"loss": float(loss.detach()), **metrics}
             if last or step % stage.validate_every == 0:
-                figures |= {f"val_{k}": v for k, v in run.validate().items()}
-                progress.update(bar, note=f"val {figures['val_score']:.2f}")
+                metrics |= {f"val_{k}": v for k, v in run.validate().items()}
+                progress.update(bar, note=f"val {metrics['val_score']:.2f}")
             elif step % 10:
-                figures = {}
-            if figures:
+                metrics = {}
+            if metrics:
                 seconds = round(time.monotonic() - started, 1)
-                _append(log, {"stage": stage.name, "step": step, "seconds": seconds, **figures})
+                _append(log, {"stage": stage.name, "step": step, "seconds": seconds, **metrics})
             progress.update(bar, completed=step)
             if last or time.monotonic() - saved > CHECKPOINT_SECONDS:
                 run.facts |= {"seconds": time.monotonic() - started, "done": last}
@@ -224,8 +231,8 @@ def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def as_saved(module: nn.Module) -> None:
-    """Rounds to the float16 values that the model folder will hold, so that later stages learn from exactly these."""
+def round_to_half(module: nn.Module) -> None:
+    """Round weights to float16, as a model folder stores them, so that later stages train on the stored weights."""
     for value in (*module.parameters(), *module.buffers()):
         if value.is_floating_point():
             value.copy_(value.half())
@@ -236,16 +243,16 @@ def _append(log: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in line.items()}) + "\n")
 
 
-def _forget_later_lines(log: Path, stage: str, step: int) -> None:
-    """A killed run has logged steps that its checkpoint does not have; they will be made and logged again."""
+def _drop_later_lines(log: Path, stage: str, step: int) -> None:
+    """Drop lines of steps after the checkpoint. A killed run logged them, and they will be logged again."""
     if not log.exists():
         return
     kept = [line for line in read_log(log) if line["stage"] != stage or line["step"] <= step]
     write_atomically(log, lambda p: p.write_text("".join(json.dumps(line) + "\n" for line in kept)))
 
 
-def read_log(log: Path) -> Iterable[dict[str, Any]]:
-    """The lines of a log; a last line that a kill cut short is left out."""
+def read_log(log: Path) -> list[dict[str, Any]]:
+    """The lines of a log, up to a line that is cut off."""
     lines = []
     for text in log.read_text().splitlines():
         try:
@@ -255,24 +262,23 @@ def read_log(log: Path) -> Iterable[dict[str, Any]]:
     return lines
 
 
-class Times:
-    """Seconds spent in each part, over all starts of a run."""
+class StageTimes:
+    """Seconds spent in each stage, over all starts of a run. Use as `with times("quantizer"):`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
 
-    def __call__(self, part: str) -> "Times":
-        self.part, self.started = part, time.monotonic()
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        spent = time.monotonic() - self.started
-        self.seconds[self.part] = round(self.seconds.get(self.part, 0.0) + spent, 1)
-        write_atomically(self.path, lambda p: p.write_text(json.dumps(self.seconds, indent=2) + "\n"))
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Count the time spent in the context."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - started
+            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 1)
+            write_json(self.path, self.seconds, indent=2)
 
     def __str__(self) -> str:
-        return ", ".join(f"{part} {seconds / 60:.1f} min" for part, seconds in self.seconds.items())
+        return ", ".join(f"{stage} {seconds / 60:.1f} min" for stage, seconds in self.seconds.items())

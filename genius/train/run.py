@@ -1,15 +1,13 @@
-"""`genius train`: features, then the three stages, then a model folder. Start it again and it goes on where it stopped.
+"""`genius train`: features, the three stages, and a model folder. The same command continues an interrupted run.
 
-A run keeps everything it needs to go on in `OUT/training`: the configuration, the cached features, a checkpoint of each
-stage, `log.jsonl`, and `curves.png` at the end. The model itself lies in OUT.
+The folder `OUT/training` holds the configuration, cached features, a checkpoint of each stage, `log.jsonl` and, at the
+end, `curves.png`. The model itself is in OUT.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +15,17 @@ from rich.console import Console
 
 from genius.encoders.base import Encoder
 from genius.encoders.mini import Heads, MiniEncoder
-from genius.errors import BadData, GeniusError
+from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.train.config import TrainConfig, check
 from genius.train.curves import draw_curves
-from genius.train.data import TrainingData
+from genius.train.data import FrozenVectors, TrainingData
 from genius.train.decoder import DecoderStage
 from genius.train.encoder import EncoderStage, image_vectors, text_vectors
 from genius.train.features import ImageFeatures, text_features
-from genius.train.loop import Times, as_saved, run_stage, write_atomically
-from genius.train.quantizer import FrozenVectors, QuantizerStage
+from genius.train.files import check_same_run, write_arrays
+from genius.train.loop import StageTimes, round_to_half, run_stage
+from genius.train.quantizer import QuantizerStage
 
 
 def train(
@@ -36,15 +35,30 @@ def train(
     cache: Path | None = None,
     console: Console | None = None,
 ) -> Genius:
-    """Trains a model on benchmarks in M-BEIR layout (train split; choices are made on val) and saves it to `out`."""
+    """Train a model and save it.
+
+    Args:
+        roots: Benchmarks in M-BEIR layout. The train split is trained on, the val split chooses weights.
+        out: Model folder to write. An interrupted run in it continues.
+        config: Settings.
+        cache: Folder of cached features, which several runs can share. Default: inside `out`.
+        console: Where progress is shown.
+
+    Returns:
+        The model as loaded from `out`.
+
+    Raises:
+        GeniusError: A setting is out of range, the data cannot be read, or `out` holds another run.
+    """
     console = console or Console()
     check(config)
     if find_spec("matplotlib") is None:
         raise GeniusError('Training draws its curves with matplotlib: pip install "genius-search[train]"')
     folder = out / "training"
     folder.mkdir(parents=True, exist_ok=True)
-    _same_run(folder / "run.json", {"data": [str(Path(r).resolve()) for r in roots], "config": asdict(config)})
-    times = Times(folder / "times.json")
+    facts = {"data": [str(Path(r).resolve()) for r in roots], "config": asdict(config)}
+    check_same_run(folder / "run.json", facts, out, "a run with other data or settings")
+    times = StageTimes(folder / "times.json")
 
     data = TrainingData([Path(root).resolve() for root in roots], config.seed, config.derived_prompts)
     console.print(
@@ -65,10 +79,18 @@ def train(
             with console.status("k-means"):
                 quantized.start()
         run_stage(quantized, folder, console)
-    as_saved(quantized.fusion)
-    as_saved(quantized.quantizer)
+    round_to_half(quantized.fusion)
+    round_to_half(quantized.quantizer)
     with times("decoder"):
-        decoded = DecoderStage(data, quantized, config.decoder, config.seed)
+        decoded = DecoderStage(
+            data,
+            vectors,
+            quantized.fusion,
+            quantized.quantizer,
+            config.decoder,
+            config.seed,
+            config.quantizer.code_beams,
+        )
         run_stage(decoded, folder, console)
 
     model = Genius(encoder, quantized.fusion, quantized.quantizer, decoded.decoder, config.quantizer.code_beams)
@@ -80,9 +102,9 @@ def train(
 
 
 def _train_mini(
-    data: TrainingData, folder: Path, cache: Path, config: TrainConfig, times: Times, console: Console
+    data: TrainingData, folder: Path, cache: Path, config: TrainConfig, times: StageTimes, console: Console
 ) -> tuple[MiniEncoder, FrozenVectors]:
-    """Stage 1 of `mini`, and its vectors of everything in `data`."""
+    """Stage 1 of `mini`: the encoder, and its vectors of everything in `data`."""
     with times("features"):
         texts = text_features(data.texts.names, cache, console)
         views = [
@@ -93,35 +115,18 @@ def _train_mini(
     heads = Heads(config.heads)
     with times("encoder"):
         run_stage(EncoderStage(heads, data, texts, views, config.encoder, config.seed), folder, console)
-    as_saved(heads)
+    round_to_half(heads)
     with times("vectors"):
         vectors = FrozenVectors(
-            _kept(folder / "texts.npy", lambda: text_vectors(heads, texts, np.arange(len(texts)))),
-            _kept(folder / "images.npy", lambda: image_vectors(heads, views[0], np.arange(len(data.images.names)))),
+            _stored(folder / "texts.npy", lambda: text_vectors(heads, texts, np.arange(len(texts)))),
+            _stored(folder / "images.npy", lambda: image_vectors(heads, views[0], np.arange(len(data.images.names)))),
         )
     return MiniEncoder(heads), vectors
 
 
-def _same_run(path: Path, facts: dict[str, Any]) -> None:
-    """A folder holds one run: going on with other data or settings would mix two."""
-    facts = json.loads(json.dumps(facts))
-    if path.exists() and json.loads(path.read_text()) != facts:
-        raise BadData(
-            f"{path.parent.parent} holds a run with other data or settings (see {path}). "
-            "Give another folder with --out, or delete that one to start over."
-        )
-    write_atomically(path, lambda p: p.write_text(json.dumps(facts, indent=2) + "\n"))
-
-
-def _kept(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """The array in a file, made and written if it is not there yet."""
+def _stored(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array stored in a file, made and written first if there is none."""
     if not path.exists():
-        array = make()
-
-        def write(part: Path) -> None:
-            with open(part, "wb") as file:
-                np.save(file, array)
-
-        write_atomically(path, write)
+        write_arrays(path, make())
     loaded: np.ndarray = np.load(path, mmap_mode="r")
     return loaded

@@ -1,9 +1,6 @@
-"""Recall on the validation split, the figure by which every stage chooses its weights.
+"""Recall on the validation split, by which every stage chooses its weights."""
 
-Knows vectors and who is right; knows nothing of how the vectors were made.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,11 +11,17 @@ AT = 5
 
 
 def recall(split: SplitData, queries: Sequence[np.ndarray], candidates: np.ndarray) -> dict[str, float]:
-    """Recall@5 (any hit, %) of each task's queries (n, d) by exact search in its own pool, and their mean as `score`.
+    """Recall@5 (any hit, %) of exact search, each task in its own pool. The query's own image is never an answer.
 
-    The query's own image is never an answer.
+    Args:
+        split: Tasks and candidates.
+        queries: (n, d) vectors of each task's queries.
+        candidates: (candidates, d) vectors.
+
+    Returns:
+        Recall of each task by name, and their mean as `score`.
     """
-    figures = {}
+    recalls = {}
     for task, vectors in zip(split.tasks, queries, strict=True):
         assert task.pool is not None
         scores = torch.from_numpy(vectors) @ torch.from_numpy(candidates[task.pool]).T
@@ -27,5 +30,15 @@ def recall(split: SplitData, queries: Sequence[np.ndarray], candidates: np.ndarr
         top = scores.topk(min(AT, len(task.pool)), dim=1)
         best = np.where(np.isfinite(top.values.numpy()), task.pool[top.indices.numpy()], -1)
         hits = [np.isin(found, right).any() for found, right in zip(best, task.positives, strict=True)]
-        figures[task.task.name] = 100 * float(np.mean(hits))
-    return {"score": float(np.mean(list(figures.values()))), **figures}
+        recalls[task.task.name] = 100 * float(np.mean(hits))
+    return with_mean(recalls)
+
+
+def embedding_recall(split: SplitData, embed: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> dict[str, float]:
+    """`recall` of the vectors that embed(text, image) gives, (n,) and (n,) numbers -> (n, d)."""
+    return recall(split, [embed(task.text, task.image) for task in split.tasks], embed(split.text, split.image))
+
+
+def with_mean(recalls: dict[str, float]) -> dict[str, float]:
+    """Recall by task, preceded by the mean as `score`."""
+    return {"score": float(np.mean(list(recalls.values()))), **recalls}

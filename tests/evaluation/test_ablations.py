@@ -1,7 +1,6 @@
 """`genius ablate`: the list of ablations, and trainings and rows that are made once."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,11 @@ from genius.data.items import Item
 from genius.encoders.base import Prepared
 from genius.errors import BadData, GeniusError
 from genius.evaluation import ablations as module
-from genius.evaluation.ablations import Row, Training, ablate, means, read_ablations
+from genius.evaluation.ablation_rows import AblationRow, AblationTraining, read_ablations
+from genius.evaluation.ablations import ablate, means
 from genius.evaluation.runs import TaskResult
 from genius.model.genius import Genius
+from genius.train.data import FrozenVectors
 
 QUIET = Console(quiet=True)
 
@@ -41,11 +42,11 @@ TABLES = {
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["quick", "full"])
-def rows(request: pytest.FixtureRequest) -> dict[str, Row]:
+def rows(request: pytest.FixtureRequest) -> dict[str, AblationRow]:
     return {row.name: row for row in read_ablations(request.param).rows}
 
 
-def changed(row: Row, reference: Row) -> set[str]:
+def changed(row: AblationRow, reference: AblationRow) -> set[str]:
     """Which settings of two rows differ."""
     mine, theirs = (flat(asdict(r.training)) for r in (row, reference))
     return {key for key in mine if mine[key] != theirs[key]}
@@ -58,15 +59,15 @@ def flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
     return {key.removeprefix("config."): value for key, value in out.items()}
 
 
-def test_every_table_of_the_paper_has_its_rows(rows: dict[str, Row]) -> None:
+def test_every_table_of_the_paper_has_its_rows(rows: dict[str, AblationRow]) -> None:
     found = [row.about["table"] for row in rows.values()]
     assert {table: found.count(table) for table in TABLES} == TABLES
     assert len(found) == sum(TABLES.values())
 
 
-def test_the_rows_train_the_papers_decoder(rows: dict[str, Row]) -> None:
-    assert {name for name, row in rows.items() if row.training.config.decoder.written} == {"written-2"}
-    assert {name for name, row in rows.items() if not row.training.config.decoder.skip} == {"no-linear-path"}
+def test_the_rows_train_the_papers_decoder(rows: dict[str, AblationRow]) -> None:
+    assert {name for name, row in rows.items() if row.training.config.decoder.decoder_levels} == {"decoder-levels-2"}
+    assert {name for name, row in rows.items() if not row.training.config.decoder.linear_head} == {"no-linear-head"}
 
 
 @pytest.mark.parametrize(
@@ -83,11 +84,13 @@ def test_the_rows_train_the_papers_decoder(rows: dict[str, Row]) -> None:
         ("beam-1", set()),
         ("rerank-local-50", set()),
         ("ids-numeric", {"scheme"}),
-        ("written-2", {"decoder.written"}),
-        ("no-linear-path", {"decoder.skip"}),
+        ("decoder-levels-2", {"decoder.decoder_levels"}),
+        ("no-linear-head", {"decoder.linear_head"}),
     ],
 )
-def test_a_row_differs_from_its_reference_in_what_it_names(rows: dict[str, Row], name: str, settings: set[str]) -> None:
+def test_a_row_differs_from_its_reference_in_what_it_names(
+    rows: dict[str, AblationRow], name: str, settings: set[str]
+) -> None:
     row = rows[name]
     reference = rows[row.about["against"]]
     assert changed(row, reference) == settings
@@ -95,7 +98,7 @@ def test_a_row_differs_from_its_reference_in_what_it_names(rows: dict[str, Row],
     assert (row.beam == reference.beam) != (name.startswith(("beam", "rerank")))
 
 
-def test_rows_that_are_harmful_in_the_paper_have_lower_figures_there(rows: dict[str, Row]) -> None:
+def test_rows_that_are_harmful_in_the_paper_have_lower_figures_there(rows: dict[str, AblationRow]) -> None:
     for row in rows.values():
         if row.about["direction"] == "harmful":
             reference = rows[row.about["against"]].about["paper"] or rows["components"].about["paper"]
@@ -103,10 +106,10 @@ def test_rows_that_are_harmful_in_the_paper_have_lower_figures_there(rows: dict[
             assert sum(mine.values()) < sum(reference[task] for task in mine), row.name
 
 
-def test_equal_trainings_are_one_and_different_ones_are_not(rows: dict[str, Row]) -> None:
+def test_equal_trainings_are_one_and_different_ones_are_not(rows: dict[str, AblationRow]) -> None:
     base = rows["components"].training
     assert rows["beam-1"].training.decoder == rows["rerank-global-50"].training.decoder == base.decoder
-    for name in ("no-augmentation", "ids-semantic", "written-2"):
+    for name in ("no-augmentation", "ids-semantic", "decoder-levels-2"):
         assert rows[name].training.quantizer == base.quantizer
         assert rows[name].training.decoder != base.decoder
     for name in ("no-modality", "no-mse", "shared", "random-start"):
@@ -130,7 +133,7 @@ batch = 16
 warmup = 2
 validate_every = 100
 [full.decoder]
-written = 0
+decoder_levels = 0
 d_model = 16
 layers = 1
 heads = 2
@@ -195,16 +198,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny vectors, and trees and classifiers that so little data is enough for."""
 
-    def encoder(model: Genius, cache: Path, console: Console) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-        def encode(names: module._Names) -> tuple[np.ndarray, np.ndarray]:
-            pixels = [Prepared(model.encoder.pixels(load_image(path)), "") for path in names.images]
-            zero = np.zeros((1, DIM), np.float32)
-            texts = model.encode([Prepared(None, text) for text in names.texts]).text
-            return np.concatenate([texts, zero]), np.concatenate([model.encode(pixels).image, zero])
+    def encode_all(model: Genius, texts: list[str], images: list[str], *_: object) -> FrozenVectors:
+        pixels = [Prepared(model.encoder.pixels(load_image(path)), "") for path in images]
+        zero = np.zeros((1, DIM), np.float32)
+        vectors = model.encode([Prepared(None, text) for text in texts]).text
+        return FrozenVectors(np.concatenate([vectors, zero]), np.concatenate([model.encode(pixels).image, zero]))
 
-        return encode
-
-    monkeypatch.setattr(module, "_encoder", encoder)
+    monkeypatch.setattr(module, "encode_all", encode_all)
     monkeypatch.setattr(Genius, "from_pretrained", lambda name: tiny_model(seed=0 if name == "mini" else 1))
 
 
@@ -307,7 +307,7 @@ def test_the_undivided_quantizer_is_not_told_the_modality(bench: Path, tmp_path:
     out = tmp_path / "out"
     run(bench, out, rows=["base", "plain"])
     rows = {row.name: row for row in read_ablations(False, out.parent / "rows.toml").rows}
-    place = module.Place((str(bench.resolve()),), str(out), "test", None, 0, 0.2)
+    place = module.AblationRun((str(bench.resolve()),), str(out), "test", None, 0, 0.2)
     ours, plain = (module.train_quantizer(place, rows[name].training) for name in ("base", "plain"))
     assert set(plain.data.train.modality.tolist()) == {0}
     assert set(ours.data.train.modality.tolist()) == {0, 1, 2}
@@ -343,7 +343,8 @@ def test_wrong_requests_are_refused_before_any_work(bench: Path, tmp_path: Path)
 
 def test_vectors_of_other_encoders_are_their_own(bench: Path, tmp_path: Path) -> None:
     model, images = tiny_model(), sorted(str(path) for path in (bench / "images/test").iterdir())[:2]
-    texts, photos = module._encoder(model, tmp_path, QUIET)(module._Names(["a red bar", "a cat"], images))
+    vectors = module.encode_all(model, ["a red bar", "a cat"], images, tmp_path, QUIET)
+    texts, photos = vectors.texts, vectors.images
     expected = model.encode_items([Item("a", text="a red bar"), Item("b", text="a cat")]).text
     np.testing.assert_allclose(texts, [*expected, np.zeros(model.dim)], atol=1e-3)
     expected = model.encode_items([Item("c", image=images[0]), Item("d", image=images[1])]).image
@@ -355,7 +356,8 @@ def test_the_vectors_are_those_of_the_models_heads(bench: Path, tmp_path: Path, 
     model = tiny_model()
     model.encoder = mini
     images = sorted(str(path) for path in (bench / "images/test").iterdir())[:3]
-    texts, photos = module._encoder(model, tmp_path, QUIET)(module._Names(["A red square.", "Find it."], images))
+    vectors = module.encode_all(model, ["A red square.", "Find it."], images, tmp_path, QUIET)
+    texts, photos = vectors.texts, vectors.images
     expected = mini.encode([Prepared(None, "Find it."), Prepared(mini.pixels(load_image(images[2])), "")])
     np.testing.assert_allclose(texts[1], expected.text[0], atol=2e-3)
     np.testing.assert_allclose(photos[2], expected.image[1], atol=2e-2)
@@ -385,7 +387,7 @@ def test_the_interval_of_a_mean_is_narrower_than_those_of_its_tasks() -> None:
 
 def test_a_training_is_named_by_what_decides_it() -> None:
     training = read_ablations(True).rows[0].training
-    other_seed = Training(replace(training.config, seed=1), training.scheme, training.fusion)
+    other_seed = AblationTraining(replace(training.config, seed=1), training.scheme, training.fusion)
     assert other_seed.quantizer != training.quantizer
     other_heads = replace(training.config, heads=replace(training.config.heads, dim=3))
-    assert Training(other_heads, training.scheme, training.fusion).decoder == training.decoder
+    assert AblationTraining(other_heads, training.scheme, training.fusion).decoder == training.decoder

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.evaluation.id_schemes import SCHEMES, Classified, Clusters, Numbers, Plain, make_scheme
+from genius.evaluation.id_schemes import SCHEMES, ClassifiedCodes, ClusterPaths, PlainCodes, RandomCodes, make_scheme
 from genius.model.decoder import Decoder, DecoderConfig
 from genius.model.quantizer import Quantizer
 from genius.search.trie import Trie
@@ -66,7 +66,7 @@ def test_plain_codes_are_blind_to_what_the_item_has(data: tuple[Tensor, Tensor])
     z, modality = data
     one_kind = torch.zeros_like(modality)
     made = quantizer(z, one_kind)
-    plain = Plain(made)
+    plain = PlainCodes(made)
     assert plain.sizes == (CODES,) * LEVELS
     assert torch.equal(plain.encode(z, modality), plain.encode(z, one_kind))
     assert torch.equal(plain.encode(z, modality), made.encode(z, one_kind)[:, 1:])
@@ -74,7 +74,7 @@ def test_plain_codes_are_blind_to_what_the_item_has(data: tuple[Tensor, Tensor])
 
 def test_the_classifier_sees_the_vector_not_the_item(data: tuple[Tensor, Tensor]) -> None:
     z, modality = data
-    scheme = Classified(quantizer(z, torch.zeros_like(modality)), z, modality)
+    scheme = ClassifiedCodes(quantizer(z, torch.zeros_like(modality)), z, modality)
     assert scheme.sizes == (3, *(CODES,) * LEVELS)
     told_wrong = (modality + 1) % 3
     predicted = scheme.encode(z, told_wrong)[:, 0]
@@ -84,7 +84,7 @@ def test_the_classifier_sees_the_vector_not_the_item(data: tuple[Tensor, Tensor]
 
 def test_each_cluster_code_is_the_nearest_child_of_the_one_before(data: tuple[Tensor, Tensor]) -> None:
     z, modality = data
-    tree = Clusters(z, seed=0, branches=4, depth=3)
+    tree = ClusterPaths(z, seed=0, branches=4, depth=3)
     codes = tree.encode(z, modality)
     for vector, (a, b, c) in zip(z[:50], codes.tolist(), strict=False):
         node = 0
@@ -98,7 +98,7 @@ def test_each_cluster_code_is_the_nearest_child_of_the_one_before(data: tuple[Te
 
 def test_clusters_smaller_than_their_branches_are_not_divided_further(data: tuple[Tensor, Tensor]) -> None:
     z, modality = data
-    few = Clusters(z[:5], seed=0, branches=4, depth=3)
+    few = ClusterPaths(z[:5], seed=0, branches=4, depth=3)
     codes = few.encode(z, modality)  # also vectors that the tree was not made from
     assert (codes[:5].unique(dim=0).shape[0]) == 5
     assert (codes >= 0).all()
@@ -107,11 +107,11 @@ def test_clusters_smaller_than_their_branches_are_not_divided_further(data: tupl
 
 def test_numbers_are_an_items_own_and_mean_nothing(data: tuple[Tensor, Tensor]) -> None:
     z, modality = data
-    numbers = Numbers(DIM, seed=0)
+    numbers = RandomCodes(DIM, seed=0)
     codes = numbers.encode(z, modality)
-    assert torch.equal(codes, Numbers(DIM, seed=0).encode(z, modality))
+    assert torch.equal(codes, RandomCodes(DIM, seed=0).encode(z, modality))
     assert codes.unique(dim=0).shape[0] == len(z)
-    assert (Numbers(DIM, seed=1).encode(z, modality) == codes).all(1).sum() == 0
+    assert (RandomCodes(DIM, seed=1).encode(z, modality) == codes).all(1).sum() == 0
     near = numbers.encode(torch.nn.functional.normalize(z + 1e-4, dim=1), modality)
     assert (near == codes).float().mean() < 0.05
 

@@ -21,24 +21,12 @@ from genius.encoders.base import Prepared, Vectors
 from genius.encoders.clip import ClipEncoder
 from genius.errors import BadData
 from genius.train import loop
-from genius.train.clip import (
-    ATTENTION,
-    ClipStage,
-    HeadsStage,
-    LowRank,
-    add_pairs,
-    choose_device,
-    choose_precision,
-    last_linear,
-    load_clip,
-    merge_pairs,
-    train_clip,
-)
+from genius.train.clip import ClipStage, HeadsStage, choose_device, choose_precision, last_linear, load_clip, train_clip
 from genius.train.config import ClipStageConfig
-from genius.train.data import TrainingData
-from genius.train.encoder import contrastive_loss
-from genius.train.loop import Stage, Times, run_stage
-from genius.train.quantizer import FrozenVectors
+from genius.train.data import FrozenVectors, TrainingData
+from genius.train.loop import Stage, StageTimes, run_stage
+from genius.train.lora import ATTENTION, LoraLinear, add_adapters, merge_adapters
+from genius.train.losses import contrastive_loss
 
 QUIET = Console(quiet=True)
 DIM = 24
@@ -100,7 +88,7 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 def shake(network: nn.Module) -> None:
     """As after some training."""
     for module in network.modules():
-        if isinstance(module, LowRank):
+        if isinstance(module, LoraLinear):
             nn.init.normal_(module.up, std=0.1)
 
 
@@ -108,11 +96,11 @@ def shake(network: nn.Module) -> None:
 def test_merged_pairs_do_what_they_did_beside_the_frozen_maps(folders: dict[str, str], kind: str) -> None:
     encoder = ClipEncoder.from_hub(folders[kind])
     plain, names = vectors_of(encoder), encoder.model.state_dict().keys()
-    add_pairs(encoder.model, 4)
+    add_adapters(encoder.model, 4)
     assert differ(vectors_of(encoder), plain) == 0  # they start at nothing
     shake(encoder.model)
     tuned = vectors_of(encoder)
-    merge_pairs(encoder.model)
+    merge_adapters(encoder.model)
     assert differ(tuned, plain) > 0.01
     assert differ(vectors_of(encoder), tuned) < 1e-5
     assert encoder.model.state_dict().keys() == names
@@ -124,7 +112,7 @@ def test_every_attention_layer_has_its_pairs_and_all_of_them_learn(
 ) -> None:
     """Two towers of two blocks with four maps each; torch's own attention in SigLIP's head is left alone."""
     stage = make_stage(kind, tune="lora")
-    pairs = {n: m for n, m in stage.network.named_modules() if isinstance(m, LowRank)}
+    pairs = {n: m for n, m in stage.network.named_modules() if isinstance(m, LoraLinear)}
     assert len(pairs) == 16
     assert {name.split(".")[-1] for name in pairs} == set(ATTENTION)
     shake(stage.network)
@@ -258,7 +246,7 @@ def test_training_finds_what_belongs_together(make_stage: Callable[..., ClipStag
             return float(np.mean([stage.loss(step)[0].item() for step in range(100, 110)]))
 
     before = mean()
-    run = loop._Run(stage, Path("unused"))
+    run = loop.StageRun(stage, Path("unused"))
     stage.module.train()
     for step in range(stage.steps):
         run.facts["step"] = step
@@ -348,7 +336,7 @@ def test_a_network_without_a_last_linear_map_has_no_heads(
 ) -> None:
     config = replace(CONFIG, model=folders["siglip"], tune="heads")
     with pytest.raises(BadData, match=r'SiglipModel does not end in a linear map.*tune = "lora"'):
-        train_clip(data, tmp_path, tmp_path / "cache", config, 0, Times(tmp_path / "times.json"), QUIET)
+        train_clip(data, tmp_path, tmp_path / "cache", config, 0, StageTimes(tmp_path / "times.json"), QUIET)
 
 
 # The vectors that the later stages learn from
@@ -359,7 +347,7 @@ def test_later_stages_get_the_vectors_that_the_tuned_encoder_gives(
     folders: dict[str, str], data: TrainingData, tmp_path: Path, tune: str
 ) -> None:
     config = replace(CONFIG, model=folders["clip"], tune=tune)
-    encoder, vectors = train_clip(data, tmp_path, tmp_path / "cache", config, 0, Times(tmp_path / "t.json"), QUIET)
+    encoder, vectors = train_clip(data, tmp_path, tmp_path / "cache", config, 0, StageTimes(tmp_path / "t.json"), QUIET)
     untuned = ClipEncoder.from_hub(folders["clip"])
     texts = encoder.encode([Prepared(None, name) for name in data.texts.names]).text
     pixels = [encoder.pixels(load_image(name)) for name in data.images.names]
@@ -379,5 +367,5 @@ def test_an_encoder_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "config.json").write_text('{"encoder": {}}')
     other = SimpleNamespace(encoder=SimpleNamespace(kind="mini"))
     monkeypatch.setattr("genius.train.clip.Genius.from_pretrained", lambda name: other)
-    with pytest.raises(BadData, match="of kind 'mini'"):
+    with pytest.raises(BadData, match="is 'mini'"):
         load_clip(str(tmp_path), torch.device("cpu"))

@@ -14,9 +14,11 @@ from genius.data.mbeir import Task
 from genius.data.splits import SplitData, TaskData
 from genius.train import decoder, quantizer
 from genius.train.config import DecoderStageConfig, QuantizerStageConfig
-from genius.train.decoder import DecoderStage, augment
+from genius.train.data import FrozenVectors
+from genius.train.decoder import DecoderStage
 from genius.train.loop import step_rng
-from genius.train.quantizer import FrozenVectors, QuantizerStage
+from genius.train.losses import augment
+from genius.train.quantizer import QuantizerStage
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def make_stages(data: SimpleNamespace, vectors: FrozenVectors) -> tuple[Quantize
     coded = QuantizerStage(data, vectors, config, 0)  # type: ignore[arg-type]
     coded.start()
     coded.module.eval()
-    return coded, DecoderStage(data, coded, SMALL, 0)  # type: ignore[arg-type]
+    return coded, DecoderStage(data, vectors, coded.fusion, coded.quantizer, SMALL, 0)  # type: ignore[arg-type]
 
 
 def random_rows(rows: int, dim: int) -> np.ndarray:
@@ -111,8 +113,8 @@ def test_the_loss_is_eq_10_on_fused_queries(monkeypatch: pytest.MonkeyPatch) -> 
     queries, targets = stage.pairs.draw(rng, SMALL.batch)
     z_q = coded.fusion(*coded.vectors.pair(stage.pairs.text[queries], stage.pairs.image[queries]))
     z_c = coded.fuse(stage.data.train)[targets]
-    plain = torch.from_numpy(rng.random((len(queries), 1)) < SMALL.plain)
-    z = torch.where(plain, z_q, augment(z_q, z_c, "interpolate", 2.0, rng))
+    unaugmented = torch.from_numpy(rng.random((len(queries), 1)) < SMALL.unaugmented)
+    z = torch.where(unaugmented, z_q, augment(z_q, z_c, "interpolate", 2.0, rng))
     expected = -stage.decoder(z, stage.codes[targets][:, : stage.decoder.decoder_levels]).sum(dim=1).mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 

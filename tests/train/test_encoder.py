@@ -14,7 +14,8 @@ from genius.data.splits import SplitData, TaskData
 from genius.encoders.mini import Heads, HeadsConfig, encode_states
 from genius.encoders.minilm import TokenStates
 from genius.train.config import EncoderStageConfig
-from genius.train.encoder import EncoderStage, contrastive_loss, image_vectors, val_vectors
+from genius.train.encoder import EncoderStage, image_vectors, split_vectors
+from genius.train.losses import contrastive_loss
 
 
 @settings(max_examples=50, deadline=None)
@@ -111,7 +112,8 @@ def test_a_step_depends_on_its_number_and_the_seed_alone(stage: EncoderStage) ->
 
 
 def test_validation_vectors_are_those_of_the_first_view_and_zero_for_none(stage: EncoderStage) -> None:
-    texts, images = val_vectors(stage.heads, stage.data.val, stage.texts, stage.views[0])
+    vectors = split_vectors(stage.heads, stage.data.val, stage.texts, stage.views[0])
+    texts, images = vectors.texts, vectors.images
     assert (texts.shape, images.shape) == ((7, 8), (6, 8))
     assert not texts[-1].any()
     assert not images[-1].any()

@@ -18,8 +18,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from genius.errors import BadData
-from genius.train import loop
-from genius.train.loop import Stage, rate_factor, read_log, run_stage, step_rng, write_atomically
+from genius.train import files, loop
+from genius.train.files import write_atomically
+from genius.train.loop import Stage, rate_factor, read_log, run_stage, step_rng
 
 QUIET = Console(quiet=True)
 
@@ -85,7 +86,7 @@ def test_the_rate_warms_up_and_falls_to_zero_along_a_cosine() -> None:
 
 def test_each_group_follows_the_schedule_from_its_own_rate(tmp_path: Path) -> None:
     stage = Toy()
-    run = loop._Run(stage, tmp_path / "x")
+    run = loop.StageRun(stage, tmp_path / "x")
     for step in range(stage.steps):
         run.facts["step"] = step
         run.update(stage.loss(step)[0])
@@ -211,7 +212,7 @@ def run_until(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(made, "loss", deadly_loss)
         patch.setattr(loop, "_append", deadly_append)
-        patch.setattr(loop, "os", SimpleNamespace(replace=deadly_replace, fsync=lambda file: None))
+        patch.setattr(files, "os", SimpleNamespace(replace=deadly_replace, fsync=lambda file: None))
         patch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
         patch.setattr(loop, "CHECKPOINT_SECONDS", checkpoint_seconds)
         try:
@@ -251,7 +252,7 @@ def test_a_run_is_killed_and_does_not_start_over(tmp_path: Path) -> None:
     """What the test above relies on: kills happen, and checkpoints carry the run over them."""
     assert run_until(40, tmp_path, -1.0) is None
     made = Toy()
-    run = loop._Run(made, tmp_path / "toy.safetensors")
+    run = loop.StageRun(made, tmp_path / "toy.safetensors")
     run.load()
     assert run.facts["step"] > 5
     steps: list[int] = []

@@ -9,9 +9,10 @@ import torch
 from genius.data.mbeir import Task
 from genius.data.splits import SplitData, TaskData
 from genius.train.config import QuantizerStageConfig
-from genius.train.encoder import contrastive_loss
+from genius.train.data import FrozenVectors
 from genius.train.loop import step_rng
-from genius.train.quantizer import FrozenVectors, QuantizerStage
+from genius.train.losses import contrastive_loss
+from genius.train.quantizer import QuantizerStage
 
 DIM, CANDIDATES = 6, 30
 CONFIG = QuantizerStageConfig(

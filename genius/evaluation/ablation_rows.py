@@ -1,0 +1,127 @@
+"""The rows of the paper's ablation tables, read from ablations.toml."""
+
+import hashlib
+import json
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from genius.errors import BadData
+from genius.evaluation.id_schemes import SCHEMES, SINGLE_MODALITY
+from genius.evaluation.runs import METHODS, SETTINGS, check_names
+from genius.train.config import TrainConfig, check, make_config
+
+TABLE = Path(__file__).parent / "ablations.toml"
+FUSIONS = ("image+text", "random")
+DIRECTIONS = ("reference", "harmful", "helpful", "mixed", "unknown")
+_ABOUT = {"table": "", "label": "", "ours": "", "against": None, "direction": "", "paper": None}
+_KEYS = {"name", "setting", "beam", "methods", "scheme", "fusion", "train", "quick", *_ABOUT}
+
+
+@dataclass(frozen=True)
+class AblationTraining:
+    """Everything besides data and encoder that decides the result of a training.
+
+    Attributes:
+        config: Settings of stages 2 and 3.
+        scheme: One of SCHEMES: how IDs are made.
+        fusion: "image+text", or "random" for a fusion that starts from random weights.
+    """
+
+    config: TrainConfig
+    scheme: str
+    fusion: str
+
+    @property
+    def quantizer(self) -> str:
+        """Identifies stage 2. Trainings that differ in the decoder or the IDs only share it."""
+        return digest(self.config.seed, asdict(self.config.quantizer), self.scheme in SINGLE_MODALITY, self.fusion)
+
+    @property
+    def decoder(self) -> str:
+        """Identifies stage 3."""
+        return digest(self.quantizer, asdict(self.config.decoder), self.scheme)
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """One row of a table. `about` is copied to the report: table, label, the paper's results."""
+
+    name: str
+    setting: str
+    beam: int
+    methods: tuple[str, ...]
+    training: AblationTraining
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AblationPlan:
+    """All rows in one size. minutes: one training with its rows on one core. limit: queries per task."""
+
+    rows: tuple[AblationRow, ...]
+    minutes: float
+    limit: int | None
+
+
+def read_ablations(quick: bool, path: Path = TABLE) -> AblationPlan:
+    """Read an ablation file in its quick or full size.
+
+    Raises:
+        BadData: The file cannot be read, or a row is not valid.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+        size = dict(table["quick" if quick else "full"])
+        minutes, limit = float(size.pop("minutes")), size.pop("limit", None)
+        rows = [_row(table["defaults"] | row, size, quick, str(path)) for row in table["row"]]
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise BadData(f"{path} cannot be read as a list of ablations: {error}") from error
+    except KeyError as error:
+        raise BadData(f"{path}: {error} is missing. Compare with the file that comes with this package.") from error
+    names = [row.name for row in rows]
+    for row in rows:
+        if names.count(row.name) > 1:
+            raise BadData(f"{path} has two rows named {row.name}. Rename one of them.")
+        if row.about["against"] not in (None, *names):
+            raise BadData(f"{path}: {row.name} is compared with {row.about['against']}, which does not exist.")
+    return AblationPlan(tuple(rows), minutes, limit)
+
+
+def _row(values: dict[str, Any], size: dict[str, Any], quick: bool, where: str) -> AblationRow:
+    where = f"{where}, row {values['name']}"
+    unknown = set(values) - _KEYS
+    if unknown:
+        raise BadData(f"{where}: there is no setting {sorted(unknown)[0]!r}. Known are: {', '.join(sorted(_KEYS))}.")
+    known = {"setting": SETTINGS, "scheme": SCHEMES, "fusion": FUSIONS, "direction": DIRECTIONS}
+    for key, allowed in known.items():
+        if values[key] not in allowed:
+            raise BadData(f"{where}: {key} is {values[key]!r}; it must be one of {', '.join(allowed)}.")
+    check_names(values["methods"], METHODS, "method")
+    changes = values.get("train", {})
+    if quick:
+        changes = values.get("quick", changes)
+    config = make_config(TrainConfig, _merged(size, changes), where)
+    check(config)
+    return AblationRow(
+        values["name"],
+        values["setting"],
+        values["beam"],
+        tuple(values["methods"]),
+        AblationTraining(config, values["scheme"], values["fusion"]),
+        {key: values.get(key, default) for key, default in _ABOUT.items()},
+    )
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Merge two tables of settings. The second one wins."""
+    both = {
+        key: _merged(base[key], changes[key]) for key in base.keys() & changes.keys() if isinstance(base[key], dict)
+    }
+    return base | changes | both
+
+
+def digest(*facts: Any) -> str:
+    """A short name for JSON values."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

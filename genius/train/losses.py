@@ -1,0 +1,46 @@
+"""The training losses, with the paper's equation numbers."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def contrastive_loss(queries: Tensor, targets: Tensor, temperature: float, masked: Tensor) -> Tensor:
+    """InfoNCE between queries and targets, Eqs. 2 and 3.
+
+    Args:
+        queries: (n, d) normalised.
+        targets: (n, d) normalised; row i is the target of query i.
+        temperature: tau.
+        masked: (n, n) bool, targets that are not negatives of a query.
+    """
+    scores = (queries @ targets.T / temperature).masked_fill(masked, -torch.inf)
+    return F.cross_entropy(scores, torch.arange(len(queries), device=queries.device))
+
+
+def id_loss(log_probs: Tensor) -> Tensor:
+    """Negative log-likelihood of the targets' IDs, Eq. 10. log_probs: (n, levels)."""
+    return -log_probs.sum(dim=1).mean()
+
+
+def augment(z_q: Tensor, z_c: Tensor, variant: str, alpha: float, rng: np.random.Generator) -> Tensor:
+    """Move queries towards their targets, Eq. 11.
+
+    Args:
+        z_q: (n, d) normalised queries.
+        z_c: (n, d) normalised targets.
+        variant: "interpolate" (Eq. 11, one mu per pair), "published" (one mu per dimension, square roots) or "none".
+        alpha: mu is drawn from Beta(alpha, alpha).
+        rng: Source of mu.
+
+    Returns:
+        (n, d) normalised queries.
+    """
+    if variant == "none":
+        return z_q
+    if variant == "interpolate":
+        mu = torch.from_numpy(rng.beta(alpha, alpha, (len(z_q), 1)).astype(np.float32))
+        return F.normalize(mu * z_q + (1 - mu) * z_c, dim=1)
+    mu = torch.from_numpy(rng.beta(alpha, alpha, z_q.shape).astype(np.float32))
+    return F.normalize(mu.sqrt() * z_q + (1 - mu).sqrt() * z_c, dim=1)
