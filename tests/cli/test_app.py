@@ -362,7 +362,7 @@ def test_search_prints_json(run, path):
     }
 
 
-def test_search_with_a_image_for_images(run, path, images):
+def test_search_with_an_image_for_images(run, path, images):
     run("index", "add", path, images)
     draw_image("red").save(path.parent / "query.png")
     options = ("--image", path.parent / "query.png", "--instruction", "", "--json")
@@ -558,7 +558,8 @@ def test_version(run):
     [
         *("", "index", "index create", "index add", "index upsert", "index delete", "index get", "index filter"),
         *("index count", "index info", "index versions", "index verify", "index reindex", "index compact"),
-        *("index export", "search", "demo", "train", "evaluate", "ablate", "report"),
+        *("index export", "search", "demo", "train", "evaluate", "ablate", "report", "serve", "mcp", "convert"),
+        *("model push", "model card", "model onnx", "model t5", "mbeir check", "mbeir karpathy"),
     ],
 )
 def test_every_command_has_help_with_an_example(run, command):

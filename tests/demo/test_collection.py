@@ -95,7 +95,7 @@ def test_missing_images_are_drawn_again(few: list[Emoji], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["", '{"version": 0, "emoji": 5}\n', '{"version": 1, "emoji": 5}\n', "not JSON"])
-def test_a_damaged_listing_is_written_anew(few: list[Emoji], tmp_path: Path, damage: str) -> None:
+def test_a_damaged_listing_is_written_again(few: list[Emoji], tmp_path: Path, damage: str) -> None:
     (tmp_path / "emoji.jsonl").write_text(damage)
     assert build_collection(tmp_path).emoji == few
     assert build_collection(tmp_path).emoji == few

@@ -176,7 +176,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, console: Console) -> None:
     assert len(set(ids)) == len(ids) == ITEMS
 
 
-def test_another_model_or_other_items_build_the_index_anew(tmp_path: Path, console: Console) -> None:
+def test_another_model_or_other_items_rebuild_the_index(tmp_path: Path, console: Console) -> None:
     run_demo(tmp_path / "demo", console=console)
     run_demo(tmp_path / "demo", model="another", console=console)  # type: ignore[arg-type]
     assert FakeIndex.added == [ITEMS] * 2

@@ -296,7 +296,7 @@ def test_a_row_without_its_reference_is_not_judged() -> None:
         judge(ablation("changed", 10, "odd"), {"whole": REFERENCE})
 
 
-def test_ablation_tables_show_the_papers_figures(tmp_path: Path, undrawn: None) -> None:
+def test_ablation_tables_show_the_papers_numbers(tmp_path: Path, undrawn: None) -> None:
     rows = [
         ablation("whole", 50, "reference", against=None, paper={"COCO T→I": 60.0, "WebQA T→T": 20.0}),
         ablation("less", 20, "harmful", paper={"COCO T→I": 30.0, "WebQA T→T": 10.0}, ours="fewer <codes>"),
@@ -329,7 +329,7 @@ def test_reranking_is_compared_with_the_papers_gain(tmp_path: Path, undrawn: Non
 def test_charts_follow_the_theme_and_are_drawn_alike(tmp_path: Path) -> None:
     run = write_scale(tmp_path / "run")
     page, _ = made([run], tmp_path)
-    assert "prefers-color-scheme: dark) { .figure img { filter: invert(1)" in page
+    assert "prefers-color-scheme: dark) { .chart img { filter: invert(1)" in page
     (drawing,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
     assert charts.COLOURS["fast"] in base64.b64decode(drawing).decode()
     assert made([run], tmp_path)[0] == page
