@@ -40,7 +40,7 @@ from genius.errors import BadData, BadItem
 if TYPE_CHECKING:
     from genius.data.items import Item
     from genius.index.index import Index
-    from genius.index.verify import Problem
+    from genius.index.verify import IndexProblem
     from genius.search.results import AddReport
 
 index_app = typer.Typer(
@@ -321,25 +321,23 @@ def index_verify(
     as_json: AsJson = False,
 ) -> None:
     """Check an index: its files, model, ids, codes, embeddings, texts and images."""
-    from genius.index import verify
     from genius.index.index import Index
 
     index = Index.open(path)
     if drop_damaged:
-        dropped = verify.drop_damaged(index)
+        dropped = index.drop_damaged()
         if not as_json:
             say(f"{dropped:,} items were removed from {path}. Add them again from their source.")
-    problems = verify.find_problems(index, sample, deep, progress=True)
+    problems = index.verify(sample, deep, progress=True)
     if as_json:
-        found = [asdict(problem) for problem in problems]
-        print_json({"items": len(index), "problems": found})
-        raise typer.Exit(1 if found else 0)
+        print_json({"items": len(index), "problems": [asdict(problem) for problem in problems]})
+        raise typer.Exit(1 if problems else 0)
     _show_problems(index, problems)
 
 
-def _show_problems(index: "Index", problems: "Iterator[Problem]") -> None:
+def _show_problems(index: "Index", problems: "list[IndexProblem]") -> None:
     counts: Counter[str] = Counter()
-    shown: list[Problem] = []
+    shown: list[IndexProblem] = []
     for problem in problems:
         counts[problem.kind] += 1
         if counts[problem.kind] <= SHOWN:
@@ -427,10 +425,9 @@ def index_export(
     version: AtVersion = None,
 ) -> None:
     """Write all items to a JSONL or Parquet file, or as an M-BEIR candidate pool."""
-    from genius.index.export import export
     from genius.index.index import Index
 
-    report = export(Index.open(path, version=version), target, format, copy_images, progress=True)
+    report = Index.open(path, version=version).export(target, format, copy_images, progress=True)
     say(f"{report.items:,} items written to {target}, with {report.images:,} images.")
     if report.without_content:
         say(f"{report.without_content:,} items were added as vectors, so they have no text or image to export.")

@@ -1,8 +1,6 @@
-"""Export: the items of an index as files that other programs can read, and `genius index add` too.
+"""Export: write the items of an index to JSONL, Parquet or an M-BEIR candidate pool.
 
-Three formats: JSONL, Parquet, and an M-BEIR candidate pool. Items are read and written a few at a time, so an index of
-any size will do, and what is half written is never left behind. Knows nothing of models, codes or searching: vectors
-are not exported, they are made again from the content.
+Items are read and written a few at a time. The result appears under its name only when it is complete.
 """
 
 import hashlib
@@ -11,10 +9,10 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,29 +21,29 @@ from PIL import Image
 from genius.data.images import FORMATS as IMAGE_FORMATS
 from genius.data.items import Item
 from genius.errors import BadData, BadIndex, BadItem, GeniusError
+from genius.index.snapshot import Snapshot
 from genius.runtime.progress import show_progress
-
-if TYPE_CHECKING:
-    from genius.index.index import Index
 
 FORMATS = ("jsonl", "parquet", "mbeir")
 POOL = "cand_pool/global/mbeir_union_test_cand_pool.jsonl"
-"""Where the pool stands in an exported M-BEIR folder."""
+"""Path of the pool in an exported M-BEIR folder."""
 
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", "": "mbeir"}
 _COLUMNS = ["id", "text", "image", "image_bytes", "metadata"]
-_ROWS = 256  # read together: each may hold a whole image
-_GROUP_ROWS, _GROUP_BYTES = 16_384, 64 << 20  # of Parquet: written together as soon as one of the two is reached
+_ROWS = 256  # read together: each may hold an image
+_GROUP_ROWS, _GROUP_BYTES = 16_384, 64 << 20  # limits of a Parquet row group
 _MBEIR_KEYS = frozenset(("did", "id", "txt", "img_path", "modality", "src_content"))
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was exported.
+    """Result of `Index.export`.
 
-    images: how many images were written; of equal image files there is one.
-    without_content: items added as ready vectors, which have neither text nor image; an M-BEIR pool leaves them out.
-    bad: items whose image could not be copied; they are there with the path of their image.
+    Attributes:
+        items: Number of items written.
+        images: Number of images written. Equal images are written once.
+        without_content: Number of items that were added as vectors. An M-BEIR pool leaves them out.
+        bad: Items whose image could not be copied. They are written with the path of the image.
     """
 
     items: int
@@ -55,48 +53,40 @@ class ExportReport:
 
 
 def export(
-    index: "Index",
+    snapshot: Snapshot,
     path: str | os.PathLike[str],
     format: str | None = None,
     copy_images: bool = False,
     progress: bool = False,
 ) -> ExportReport:
-    """Write all items of the index to `path`, which must not exist yet.
-
-    format: without it, the ending of `path` decides.
-      "jsonl": a line an item: id, text, image, metadata. Images that the index keeps go to the folder NAME_images.
-      "parquet": the columns id, text, image (a struct of bytes and path) and metadata (JSON).
-      "mbeir": a folder with a candidate pool and images. Metadata fields stand beside M-BEIR's own, but for those
-        that have the name of one.
-    copy_images: write copies of the images of which the index only has the paths, so that the export can be moved.
-    """
+    """Write all items to `path`, which must not exist. See `Index.export`."""
     path = Path(path)
-    kind = format or _SUFFIXES.get(path.suffix.lower())
-    if kind not in FORMATS:
+    chosen = format or _SUFFIXES.get(path.suffix.lower())
+    if chosen not in FORMATS:
         what = f"{path} does not end in .jsonl or .parquet" if format is None else f"There is no format {format!r}"
         raise GeniusError(f"{what}. Choose one of the formats {', '.join(FORMATS)}.")
     images = path.with_name(f"{path.stem}_images")
-    for target in (path, images) if kind == "jsonl" else (path,):
+    for target in (path, images) if chosen == "jsonl" else (path,):
         if target.exists():
             raise BadData(f"{target} exists already. Choose another name, or remove it first.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
             unfinished = Path(folder, path.name)
-            writer = _WRITERS[kind](unfinished)
-            report = _write(index, writer, copy_images, progress)
-            for made in sorted(Path(folder).iterdir(), key=lambda made: made == unfinished):  # the table last
+            writer = _WRITERS[chosen](unfinished)
+            report = _write(snapshot, writer, copy_images, progress)
+            for made in sorted(Path(folder).iterdir(), key=lambda made: made == unfinished):  # the images first
                 os.replace(made, path.parent / made.name)
     except OSError as error:
         raise BadData(
-            f"{path} could not be written ({error}). Nothing is left of it; check the disk's space and permissions."
+            f"{path} could not be written ({error}). Nothing was written; check the disk's space and permissions."
         ) from error
     return report
 
 
 @dataclass(frozen=True)
 class _Row:
-    """An item on its way out. image: its bytes, where they are to be written; path: of its file, if it has one."""
+    """An item to write. `image` has the content of its image file, if that is to be written."""
 
     id: str
     text: str | None
@@ -112,71 +102,59 @@ class _Row:
 class _Writer(Protocol):
     @property
     def images(self) -> int:
-        """Images written so far."""
+        """Number of images written so far."""
         ...
 
     def write(self, row: _Row) -> bool:
-        """False where the format has no place for the item."""
+        """Write an item; return False if the format cannot hold it."""
         ...
 
     def close(self) -> None: ...
 
 
-def _write(index: "Index", writer: _Writer, copy_images: bool, progress: bool) -> ExportReport:
+def _write(snapshot: Snapshot, writer: _Writer, copy_images: bool, progress: bool) -> ExportReport:
     items = without_content = 0
     bad: list[BadItem] = []
-    with _closing(writer), show_progress("exporting", len(index), progress) as advance:
-        for row in _rows(index, copy_images, bad):
+    with closing(writer), show_progress("exporting", len(snapshot), progress) as advance:
+        for row in _rows(snapshot, copy_images, bad):
             without_content += not row.has_content
             items += writer.write(row)
             advance(1)
     return ExportReport(items, writer.images, without_content, bad)
 
 
-@contextmanager
-def _closing(writer: _Writer) -> Iterator[None]:
+def _rows(snapshot: Snapshot, copy_images: bool, bad: list[BadItem]) -> Iterator[_Row]:
     try:
-        yield
-    finally:
-        writer.close()
+        for batch in snapshot.dataset.to_batches(columns=_COLUMNS, batch_size=_ROWS):
+            for row in batch.to_pylist():
+                image = row["image_bytes"]
+                if image is None and row["image"] is not None and copy_images:
+                    image = _read_image(row["id"], row["image"], bad)
+                yield _Row(row["id"], row["text"], row["image"], image, row["metadata"])
+    except (OSError, ValueError) as error:
+        raise BadIndex(
+            f"Some items of {snapshot.folder} cannot be read. Run `genius index verify {snapshot.folder}`: it lists "
+            "the damaged files and the commands that repair them."
+        ) from error
 
 
-def _rows(index: "Index", copy_images: bool, bad: list[BadItem]) -> Iterator[_Row]:
-    for batch in _batches(index):
-        for row in batch.to_pylist():
-            image = row["image_bytes"]
-            if image is None and row["image"] is not None and copy_images:
-                try:
-                    image = Path(row["image"]).read_bytes()
-                except OSError as error:
-                    bad.append(BadItem(row["id"], f"{row['image']} cannot be read ({error.strerror}). Put it back."))
-            yield _Row(row["id"], row["text"], row["image"], image, row["metadata"])
-
-
-def _batches(index: "Index") -> Iterator[pa.RecordBatch]:
-    batches = iter(index.dataset.to_batches(columns=_COLUMNS, batch_size=_ROWS))
-    while True:
-        try:
-            batch = next(batches, None)
-        except (OSError, ValueError) as error:
-            raise BadIndex(
-                f"Some of the items in {index.path} cannot be read. Run `genius index verify {index.path}`: it names "
-                "the damaged files, and what can be done."
-            ) from error
-        if batch is None:
-            return
-        yield batch
+def _read_image(id: str, path: str, bad: list[BadItem]) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        bad.append(BadItem(id, f"{path} cannot be read ({error.strerror}). Put it back."))
+        return None
 
 
 class _Images:
-    """A folder of images, named by their content: of equal ones there is one."""
+    """A folder of images, named by their hash: equal images are stored once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.count = 0
 
     def write(self, image: bytes) -> str:
-        """The path of the image, from the folder that holds this one."""
+        """Write an image; return its path relative to the parent of this folder."""
         name = hashlib.blake2b(image, digest_size=16).hexdigest()
         file = self._folder / name[:2] / f"{name[2:]}{_suffix(image)}"
         if not file.exists():
@@ -190,51 +168,54 @@ def _suffix(content: bytes) -> str:
     try:
         with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
             return f".{(image.format or 'img').lower()}"
-    except Exception:  # parsers raise many kinds; a copied file may be anything by now
+    except Exception:  # parsers raise many types
         return ".img"
 
 
-class _Jsonl:
-    def __init__(self, path: Path) -> None:
-        self._file: IO[str] = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
-        self._images = _Images(path.with_name(f"{path.stem}_images"))
+class _JsonLines:
+    """A file with one JSON object per line, and a folder of images."""
+
+    def __init__(self, file: Path, images: Path) -> None:
+        self._file: IO[str] = open(file, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
+        self._images = _Images(images)
 
     @property
     def images(self) -> int:
         return self._images.count
 
-    def write(self, row: _Row) -> bool:
-        image = row.path if row.image is None else self._images.write(row.image)
-        _dump(self._file, {"id": row.id, "text": row.text, "image": image, "metadata": json.loads(row.metadata)})
-        return True
+    def _image(self, row: _Row) -> str | None:
+        return row.path if row.image is None else self._images.write(row.image)
+
+    def _write_line(self, values: dict[str, Any]) -> None:
+        self._file.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         self._file.close()
 
 
-class _Mbeir:
-    def __init__(self, root: Path) -> None:
-        pool = root / POOL
-        pool.parent.mkdir(parents=True)
-        self._file: IO[str] = open(pool, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
-        self._images = _Images(root / "mbeir_images")
+class _Jsonl(_JsonLines):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, path.with_name(f"{path.stem}_images"))
 
-    @property
-    def images(self) -> int:
-        return self._images.count
+    def write(self, row: _Row) -> bool:
+        metadata = json.loads(row.metadata)
+        self._write_line({"id": row.id, "text": row.text, "image": self._image(row), "metadata": metadata})
+        return True
+
+
+class _Mbeir(_JsonLines):
+    def __init__(self, root: Path) -> None:
+        (root / POOL).parent.mkdir(parents=True)
+        super().__init__(root / POOL, root / "mbeir_images")
 
     def write(self, row: _Row) -> bool:
         if not row.has_content:
             return False
-        image = row.path if row.image is None else self._images.write(row.image)
+        image = self._image(row)
         modality = Item(row.id, row.text, image).modality.label
-        more = {key: value for key, value in json.loads(row.metadata).items() if key not in _MBEIR_KEYS}
         candidate = {"did": row.id, "txt": row.text, "img_path": image, "modality": modality, "src_content": None}
-        _dump(self._file, candidate | more)
+        self._write_line(candidate | {k: v for k, v in json.loads(row.metadata).items() if k not in _MBEIR_KEYS})
         return True
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _Parquet:
@@ -273,7 +254,3 @@ class _Parquet:
 
 
 _WRITERS: dict[str, Callable[[Path], _Writer]] = {"jsonl": _Jsonl, "parquet": _Parquet, "mbeir": _Mbeir}
-
-
-def _dump(file: IO[str], row: dict[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 import lance
 import numpy as np
@@ -22,21 +22,19 @@ from genius.errors import BadItem, GeniusError
 from genius.index.browse import code_page, coded_items
 from genius.index.commits import CompactReport
 from genius.index.display import index_html
+from genius.index.export import ExportReport, export
 from genius.index.ingest import add_items
 from genius.index.reindex import reindex
 from genius.index.session import Session, Version, source_of
 from genius.index.snapshot import Snapshot, scan
 from genius.index.storage import ITEM_COLUMNS, Header, metadata_fields, row_to_item
 from genius.index.vectors import add_vectors
+from genius.index.verify import IndexProblem, damaged_fragments, find_problems
 from genius.model.genius import Genius
 from genius.search.options import SearchKeywords, SearchOptions
 from genius.search.results import AddReport, BatchResult, CodedItem, CodePage, Hit, Hits, SearchResult, TopK
 from genius.search.searcher import Searcher
 from genius.search.trie import Trie
-
-if TYPE_CHECKING:
-    from genius.index.export import ExportReport
-    from genius.index.verify import Problem
 
 
 @dataclass(frozen=True)
@@ -422,10 +420,6 @@ class Index:
         """
         return self._session.compact(keep)
 
-    def drop_fragments(self, numbers: Sequence[int]) -> int:
-        """Remove fragments, readable or not (`verify` names damaged ones). Returns the number of removed items."""
-        return self._session.drop_fragments(numbers)
-
     # Versions and inspection
 
     def refresh(self) -> bool:
@@ -454,17 +448,26 @@ class Index:
             **header,
         )
 
-    def verify(self, sample: int = 100, deep: bool = False, progress: bool = False) -> "list[Problem]":
-        """Check the index and return all problems.
+    def verify(self, sample: int = 100, deep: bool = False, progress: bool = False) -> list[IndexProblem]:
+        """Find everything that is wrong with the index.
 
         Args:
-            sample: Number of random items to encode again and compare.
+            sample: Number of items, drawn at random, that are encoded again and must get the same codes.
             deep: Encode all items again.
-            progress: Whether to show a progress bar.
-        """
-        from genius.index.verify import verify
+            progress: Show a progress bar.
 
-        return verify(self, sample, deep, progress)
+        Returns:
+            The problems, each with the command that repairs it; an empty list if there are none.
+        """
+        return list(find_problems(self._session.snapshot, sample, deep, progress))
+
+    def drop_damaged(self) -> int:
+        """Remove the items whose files cannot be read, and return how many there were.
+
+        Items of which only codes or embeddings cannot be read stay; `reindex` repairs them.
+        """
+        damaged = damaged_fragments(self._session.snapshot)
+        return self._session.drop_fragments(damaged) if damaged else 0
 
     def export(
         self,
@@ -472,18 +475,25 @@ class Index:
         format: str | None = None,
         copy_images: bool = False,
         progress: bool = False,
-    ) -> "ExportReport":
-        """Write all items to a file or folder.
+    ) -> ExportReport:
+        """Write all items to a file or folder that does not exist yet. `genius index add` reads all formats.
+
+        Vectors are not exported; they can be computed again from the content.
 
         Args:
-            path: Must not exist yet.
-            format: "jsonl", "parquet" or "mbeir". By default the suffix of the path decides.
-            copy_images: Also copy images that the index knows only by their paths.
-            progress: Whether to show a progress bar.
-        """
-        from genius.index.export import export
+            path: File or folder to write.
+            format: By default, the suffix of `path` decides. "jsonl": one object per line with id, text, image and
+                metadata; images that the index stores go to the folder NAME_images. "parquet": columns id, text, image
+                (a struct of bytes and path) and metadata (JSON). "mbeir": a folder with a candidate pool and images;
+                metadata fields stand beside the fields of M-BEIR, unless they have the name of one.
+            copy_images: Copy images of which the index has only the path, so that the export can be moved.
+            progress: Show a progress bar.
 
-        return export(self, path, format, copy_images, progress)
+        Raises:
+            BadData: The file exists already or cannot be written.
+            BadIndex: Some items cannot be read.
+        """
+        return export(self._session.snapshot, path, format, copy_images, progress)
 
 
 def _search(

@@ -1,12 +1,10 @@
-"""Verify: what is wrong with an index, item by item and file by file, and what mends it.
+"""Verify: find damage in an index, and name the command that repairs it.
 
-Everything is read once. What only the model can tell (whether codes and embeddings are those of the content) is checked
-on a sample of the items, or on all of them. Knows how an index can be damaged; does not change it, but for
-`drop_damaged`. Lance keeps no checksums: a flipped bit in a text or a kept image is found by the content's hash, in
-codes or embeddings only by encoding the item again.
+All rows are read once. Whether codes and embeddings match the content needs the model, so it is checked on a sample of
+the items, or on all of them. Lance keeps no checksums: a flipped bit in a text or a stored image changes the content
+hash; one in codes or embeddings is found only by encoding the item again.
 """
 
-import heapq
 import json
 import os
 import re
@@ -18,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lance
 import numpy as np
@@ -29,30 +27,29 @@ import torch
 from genius.data.items import Item, Modality
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
-from genius.index.storage import code_columns, content_hash, to_codes, to_matrix
+from genius.index.snapshot import Snapshot
+from genius.index.storage import content_hash, to_codes, to_matrix, vector_columns
 from genius.model.genius import Genius
 from genius.runtime.progress import show_progress
 
-if TYPE_CHECKING:
-    from genius.index.index import Index
-
-KINDS = ("model", "fragment", "id", "codes", "embedding", "content", "image")
-
 _FOOTER = struct.Struct("<QQQIIHH4s")  # of a Lance file
-_BATCH_BYTES, _BATCH_ROWS = 16 << 20, 8192  # read together
-_ENCODED = 128  # items encoded together
-_NORM = 0.05  # a stored embedding has length 1, but for the rounding of float16
+_READ_BYTES, _READ_ROWS = 16 << 20, 8192  # read together
+_BATCH = 128  # items encoded together
+_NORM_TOLERANCE = 0.05  # an embedding has norm 1; float16 rounds it
+_MIN_COSINE = 0.99  # of a stored embedding and the computed one
+_ROUNDING = 1e-3  # relative difference between two runs of a network
 _CONTENT = ["id", "text", "image", "image_bytes", "metadata", "hash"]
-_ALIKE = 0.99  # cosine of a stored embedding with the one made anew
-_ROUNDING = 1e-3  # relative; two runs of a network differ by less
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Something that is wrong.
+class IndexProblem:
+    """Damage that `Index.verify` found.
 
-    kind: one of KINDS. id: of the item; None where it concerns more than one.
-    message: a sentence that says what is wrong. repair: the command that mends it.
+    Attributes:
+        kind: "model", "fragment", "id", "codes", "embedding", "content" or "image".
+        id: Id of the item; None if the problem concerns several items.
+        message: What is wrong, as a sentence.
+        repair: The command that repairs it.
     """
 
     kind: str
@@ -61,306 +58,281 @@ class Problem:
     repair: str
 
 
-def verify(index: "Index", sample: int = 100, deep: bool = False, progress: bool = False) -> list[Problem]:
-    """Everything that is wrong with the index; empty when all is well.
-
-    sample: so many items, drawn at random, are encoded anew to see whether their codes are those of the model.
-    deep: all of them.
-    """
-    return list(find_problems(index, sample, deep, progress))
-
-
-def find_problems(index: "Index", sample: int = 100, deep: bool = False, progress: bool = False) -> Iterator[Problem]:
-    """As `verify`, one problem after the other."""
+def find_problems(
+    snapshot: Snapshot, sample: int = 100, deep: bool = False, progress: bool = False
+) -> Iterator[IndexProblem]:
+    """Find everything that is wrong with an index. See `Index.verify`."""
     if sample < 0:
         raise GeniusError(f"sample is {sample}; it must be a number of items, or 0 for none.")
-    repairs = _Repairs(index.path)
-    try:
-        model: Genius | None = index.model  # loading it checks the fingerprint
-    except GeniusError as error:
-        model = None
-        yield Problem("model", None, str(error), repairs.new_model)
-    drawn = _Sample(0 if model is None or deep else sample)
-    names: list[np.ndarray] = []
-    with show_progress("verifying", len(index), progress) as advance:
-        for fragment in index.dataset.get_fragments():
+    verifier = _Verifier(snapshot)
+    yield from verifier.check_model()
+    drawn = _Sample(0 if deep else sample, snapshot.dataset.schema)
+    hashes = [np.zeros(0, np.int64)]
+    with show_progress("verifying", len(snapshot), progress) as advance:
+        for fragment in snapshot.dataset.get_fragments():
             try:
-                for batch in _read(index.dataset, fragment):
-                    yield from _check(index, model, batch, repairs)
-                    content = batch.filter(batch["hash"].is_valid())
-                    if model is not None and deep:
-                        yield from _check_encoding(index, model, content, repairs)
-                    drawn.draw(content)
-                    names.append(_hashes(batch["id"].to_pylist()))
+                for batch in _read(snapshot.dataset, fragment):
+                    yield from verifier.check_rows(batch)
+                    content = pa.Table.from_batches([batch.filter(batch["hash"].is_valid())])
+                    if deep:
+                        yield from verifier.check_encoding(content)
+                    drawn.add(content)
+                    hashes.append(_hash_ids(batch["id"].to_pylist()))
                     advance(len(batch))
-            except _Unreadable as error:
-                yield _damaged(index, fragment, error, repairs)
-        yield from _twice(index, np.concatenate([np.zeros(0, np.int64), *names]), repairs)
-        if model is not None:
-            yield from _check_encoding(index, model, drawn.table(index.dataset.schema), repairs)
+            except _UnreadableError as error:
+                yield verifier.damaged(fragment, str(error))
+        yield from verifier.check_ids(np.concatenate(hashes))
+        yield from verifier.check_encoding(drawn.rows)
 
 
-def drop_damaged(index: "Index") -> int:
-    """Take the fragments that cannot be read out of the index, so that all else works. Returns how many items went.
+def damaged_fragments(snapshot: Snapshot) -> list[int]:
+    """Return the ids of the fragments whose content is lost.
 
-    Only those go whose content is lost: where nothing but codes or embeddings cannot be read, `Index.reindex` makes
-    them anew.
+    A fragment with unreadable codes or embeddings is not among them: `Index.reindex` computes these again.
     """
-    dataset, columns = index.dataset, _saved(index)
-    lost = [one.fragment_id for one in dataset.get_fragments() if not _readable(dataset, one, columns)]
-    return index.drop_fragments(lost) if lost else 0
-
-
-class _Unreadable(Exception):
-    """A fragment that Lance cannot read, or that holds what is no text."""
-
-
-def _read(
-    dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a fragment, a few megabytes at a time."""
-    for file in fragment.data_files():
-        _check_footer(Path(dataset.uri, "data", file.path))
-    size = sum(file.file_size_bytes or 0 for file in fragment.data_files())
-    rows = int(np.clip(_BATCH_BYTES * fragment.physical_rows // max(size, 1), 1, _BATCH_ROWS))
-    try:
-        for batch in fragment.to_batches(columns=columns, batch_size=rows):
-            batch.validate(full=True)
-            yield batch
-    except (OSError, ValueError) as error:
-        raise _Unreadable(_in_short(error)) from error
-
-
-def _check_footer(file: Path) -> None:
-    """Lance believes the numbers at the end of a file: a wrong one makes it ask for more memory than there is, and die.
-
-    They are three places in the file, two counts of entries of 16 bytes, the format's version, and its name.
-    """
-    try:
-        with open(file, "rb") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            opened.seek(max(size - _FOOTER.size, 0))
-            *places, buffers, columns, _, _, name = _FOOTER.unpack(opened.read())
-    except (OSError, struct.error) as error:
-        raise _Unreadable("there is no such file" if not file.exists() else "it is cut off") from error
-    if name != b"LANC" or max(*places, 16 * buffers, 16 * columns) > size:
-        raise _Unreadable("its end is damaged")
-
-
-def _readable(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str]) -> bool:
-    try:
-        for _ in _read(dataset, fragment, columns):
-            pass
-    except _Unreadable:
-        return False
-    return True
-
-
-def _rows(fragment: lance.LanceFragment) -> int:
-    return int(fragment.physical_rows - fragment.metadata.num_deletions)
-
-
-def _in_short(error: Exception) -> str:
-    """What Lance says, without the places in its source."""
-    text = re.split(r", [^ ]*\.rs:\d+", " ".join(str(error).split()))[0]
-    return re.sub(r"^(External error: )?(LanceError\(\w+\): )?", "", text)[:300]
+    fragments, columns = snapshot.dataset.get_fragments(), _content_columns(snapshot)
+    return [one.fragment_id for one in fragments if not _is_readable(snapshot.dataset, one, columns)]
 
 
 # Files
 
 
-def _damaged(index: "Index", fragment: lance.LanceFragment, error: _Unreadable, repairs: "_Repairs") -> Problem:
-    files = " and ".join(_files(index, fragment, str(error)))
-    what = f"{files} cannot be read ({error}). It holds {_rows(fragment):,} items"
-    if _readable(index.dataset, fragment, _saved(index)):
-        message = f"{what}; their content is whole, and all else can be made anew from it."
-        return Problem("fragment", None, message, repairs.reindex)
-    message = f"{what}. Restore it from a copy; or take these items out, and add them again from where they came from."
-    return Problem("fragment", None, message, repairs.drop)
+class _UnreadableError(Exception):
+    """Lance cannot read a fragment, or its strings are not valid."""
 
 
-def _saved(index: "Index") -> list[str]:
-    """The columns that cannot be made anew."""
-    made = {*code_columns(index.header), "embedding"}
-    return [name for name in index.dataset.schema.names if name not in made]
+def _read(
+    dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read the rows of a fragment, a few megabytes at a time."""
+    for file in fragment.data_files():
+        _check_footer(Path(dataset.uri, "data", file.path))
+    size = sum(file.file_size_bytes or 0 for file in fragment.data_files())
+    rows = int(np.clip(_READ_BYTES * fragment.physical_rows // max(size, 1), 1, _READ_ROWS))
+    try:
+        for batch in fragment.to_batches(columns=columns, batch_size=rows):
+            batch.validate(full=True)
+            yield batch
+    except (OSError, ValueError) as error:
+        raise _UnreadableError(_shorten(error)) from error
 
 
-def _files(index: "Index", fragment: lance.LanceFragment, error: str) -> list[str]:
-    """The damaged ones of a fragment's files, as far as can be told."""
-    folder = index.path / "items.lance"
-    deletions = fragment.deletion_file()
-    if deletions is not None and "Arrow file" in error:
-        return [str(folder / deletions)]
-    files = {folder / "data" / file.path: file.file_size_bytes for file in fragment.data_files()}
-    cut = [file for file, size in files.items() if not file.is_file() or (size and file.stat().st_size != size)]
-    return [str(file) for file in cut or files]
+def _check_footer(file: Path) -> None:
+    """Check the numbers at the end of a file. Lance trusts them: a wrong one makes it allocate until it is killed.
+
+    They are three offsets, two counts of 16-byte entries, the version of the file format, and the magic bytes.
+    """
+    try:
+        with open(file, "rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(max(size - _FOOTER.size, 0))
+            *offsets, buffers, columns, _, _, magic = _FOOTER.unpack(opened.read())
+    except (OSError, struct.error) as error:
+        raise _UnreadableError("it is truncated" if file.exists() else "there is no such file") from error
+    if magic != b"LANC" or max(*offsets, 16 * buffers, 16 * columns) > size:
+        raise _UnreadableError("its footer is damaged")
+
+
+def _is_readable(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str]) -> bool:
+    try:
+        for _ in _read(dataset, fragment, columns):
+            pass
+    except _UnreadableError:
+        return False
+    return True
+
+
+def _content_columns(snapshot: Snapshot) -> list[str]:
+    """Names of the columns that the model cannot compute again."""
+    computed = vector_columns(snapshot.header)
+    return [name for name in snapshot.dataset.schema.names if name not in computed]
+
+
+def _shorten(error: Exception) -> str:
+    """Return the message of a Lance error without source locations."""
+    text = re.split(r", [^ ]*\.rs:\d+", " ".join(str(error).split()))[0]
+    return re.sub(r"^(External error: )?(LanceError\(\w+\): )?", "", text)[:300]
 
 
 # Rows
 
 
-def _check(index: "Index", model: Genius | None, batch: pa.RecordBatch, repairs: "_Repairs") -> Iterator[Problem]:
-    """What can be told without encoding."""
-    ids = batch["id"].to_pylist()
-    has_content = batch["hash"].is_valid().to_numpy(zero_copy_only=False)
+class _Verifier:
+    """The checks of one snapshot."""
 
-    def mend(row: int) -> str:
-        return repairs.reindex if has_content[row] else repairs.delete(ids[row])
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot, self.dataset, self.header = snapshot, snapshot.dataset, snapshot.header
+        self.repairs = _Repairs(snapshot.folder)
+        self.model: Genius | None = None
 
-    for row in np.flatnonzero(_wrong_codes(index, model, batch)).tolist():
-        yield Problem("codes", ids[row], "its codes are not such as the model gives.", mend(row))
-    if index.header.embeddings:
-        embeddings = to_matrix(batch["embedding"]).astype(np.float32)
-        for row in np.flatnonzero(_wrong_embeddings(embeddings)).tolist():
-            yield Problem("embedding", ids[row], "its embedding is not a vector of numbers of length 1.", mend(row))
-    something = pc.or_(batch["hash"].is_valid(), pc.not_equal(batch["metadata"], "{}"))  # most vectors have neither
-    for record in batch.filter(something).select(_CONTENT).to_pylist():
-        yield from _check_content(record, repairs)
+    def check_model(self) -> Iterator[IndexProblem]:
+        """Load the model, which compares its fingerprint with that of the index."""
+        try:
+            self.model = self.snapshot.model
+        except GeniusError as error:
+            yield IndexProblem("model", None, str(error), self.repairs.new_model)
+
+    def damaged(self, fragment: lance.LanceFragment, reason: str) -> IndexProblem:
+        """Describe a fragment that cannot be read."""
+        items = fragment.physical_rows - fragment.metadata.num_deletions
+        what = (
+            f"{' and '.join(self._damaged_files(fragment, reason))} cannot be read ({reason}). It holds {items:,} items"
+        )
+        if _is_readable(self.dataset, fragment, _content_columns(self.snapshot)):
+            message = f"{what}; their content is complete, so codes and embeddings can be computed again."
+            return IndexProblem("fragment", None, message, self.repairs.reindex)
+        message = f"{what}. Restore it from a copy; or remove these items, and add them again from their source."
+        return IndexProblem("fragment", None, message, self.repairs.drop)
+
+    def _damaged_files(self, fragment: lance.LanceFragment, reason: str) -> list[str]:
+        """Return the files that are missing or have the wrong size; all files of the fragment if none is."""
+        folder = Path(self.dataset.uri)
+        deletions = fragment.deletion_file()
+        if deletions is not None and "Arrow file" in reason:
+            return [str(folder / deletions)]
+        files = {folder / "data" / file.path: file.file_size_bytes for file in fragment.data_files()}
+        wrong = [file for file, size in files.items() if not file.is_file() or (size and file.stat().st_size != size)]
+        return [str(file) for file in wrong or files]
+
+    def check_rows(self, batch: pa.RecordBatch) -> Iterator[IndexProblem]:
+        """Make all checks that need no encoding."""
+        ids, has_content = batch["id"].to_pylist(), batch["hash"].is_valid().to_pylist()
+
+        def problem(kind: str, row: int, message: str) -> IndexProblem:
+            repair = self.repairs.reindex if has_content[row] else self.repairs.delete(ids[row])
+            return IndexProblem(kind, ids[row], message, repair)
+
+        for row in np.flatnonzero(self._has_invalid_codes(batch)).tolist():
+            yield problem("codes", row, "its codes are not valid for the model.")
+        if self.header.embeddings:
+            embeddings = to_matrix(batch["embedding"]).astype(np.float32)
+            for row in np.flatnonzero(~_is_unit_or_zero(embeddings)).tolist():
+                yield problem("embedding", row, "its embedding is not a vector of norm 1.")
+        has_something = pc.or_(batch["hash"].is_valid(), pc.not_equal(batch["metadata"], "{}"))  # vectors often do not
+        for record in batch.filter(has_something).select(_CONTENT).to_pylist():
+            yield from self._check_content(record)
+
+    def _has_invalid_codes(self, rows: pa.RecordBatch | pa.Table) -> np.ndarray:
+        """(n,) bool: a code is out of range, or the first code is not the modality although it must be."""
+        codes = to_codes(rows, self.header)
+        invalid: np.ndarray = np.any(codes >= np.array(self.header.sizes), axis=1)
+        if self.model is None or self.model.first_code != "modality":
+            return invalid
+        modality = pc.index_in(rows["modality"], pa.array([modality.label for modality in Modality])).fill_null(-1)
+        return invalid | (codes[:, 0] != modality.to_numpy())
+
+    def _check_content(self, record: dict[str, Any]) -> Iterator[IndexProblem]:
+        """Check metadata, image and content hash of a row."""
+        id, path, stored = record["id"], record["image"], record["image_bytes"]
+        repair = self.repairs.delete(id)
+        try:
+            valid = isinstance(json.loads(record["metadata"]), dict)
+        except (ValueError, RecursionError):
+            valid = False
+        if not valid:
+            yield IndexProblem("content", id, "its metadata is damaged. Delete the item and add it again.", repair)
+        if path is not None and stored is None:
+            if not os.path.isfile(path):
+                message = f"its image {path} is missing. Put it back, or delete the item."
+                yield IndexProblem("image", id, message, repair)
+        elif record["hash"] is not None and content_hash(record["text"], stored) != record["hash"]:
+            message = "its text or its stored image is damaged. Delete the item and add it again."
+            yield IndexProblem("content", id, message, repair)
+
+    def check_ids(self, hashes: np.ndarray) -> Iterator[IndexProblem]:
+        """Find ids of more than one item. hashes: (n,), of all ids; only ids with equal hashes are compared."""
+        hashes = np.sort(hashes)
+        repeated = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+        if not len(repeated):
+            return
+        counts: Counter[str] = Counter()
+        for fragment in self.dataset.get_fragments():
+            with suppress(_UnreadableError):  # reported before
+                for batch in _read(self.dataset, fragment, ["id"]):
+                    ids = batch["id"].to_pylist()
+                    counts.update(ids[row] for row in np.flatnonzero(np.isin(_hash_ids(ids), repeated)).tolist())
+        for id, count in counts.items():
+            if count > 1:
+                message = f"{count} items have this id. Delete it and add the item again."
+                yield IndexProblem("id", id, message, self.repairs.delete(id))
+
+    # Encoding
+
+    def check_encoding(self, rows: pa.Table) -> Iterator[IndexProblem]:
+        """Encode items again and compare. Rows with problems that `check_rows` reports are skipped."""
+        if self.model is None:
+            return
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for start in range(0, len(rows), _BATCH):
+                batch = rows.slice(start, _BATCH)
+                batch = batch.filter(pa.array(~self._has_invalid_codes(batch)))
+                prepared = list(pool.map(self._prepare, batch.select(_CONTENT).to_pylist()))
+                yield from (one for one in prepared if isinstance(one, IndexProblem))
+                good = [row for row, one in enumerate(prepared) if isinstance(one, Prepared)]
+                if good:
+                    inputs = [one for one in prepared if isinstance(one, Prepared)]
+                    yield from self._compare(self.model, batch.take(good), inputs)
+
+    def _prepare(self, record: dict[str, Any]) -> Prepared | IndexProblem | None:
+        """Return the input of the encoder; None if `check_rows` reports the item."""
+        id, path, image = record["id"], record["image"], record["image_bytes"]
+        if path is not None and image is None:
+            try:
+                image = Path(path).read_bytes()
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                message = f"its image {path} cannot be read ({error.strerror}). Check its permissions."
+                return IndexProblem("image", id, message, self.repairs.delete(id))
+            if content_hash(record["text"], image) != record["hash"]:
+                message = f"its text or its image {path} has changed since it was added."
+                return IndexProblem("content", id, message, self.repairs.reindex)
+        elif content_hash(record["text"], image) != record["hash"]:
+            return None
+        try:
+            assert self.model is not None
+            return self.model.prepare(Item(id, record["text"], image), path)
+        except GeniusError as error:
+            return IndexProblem("content", id, f"the model cannot read it ({error}).", self.repairs.delete(id))
+
+    def _compare(self, model: Genius, rows: pa.Table, inputs: list[Prepared]) -> Iterator[IndexProblem]:
+        ids, vectors = rows["id"].to_pylist(), model.encode(inputs)
+        for row in np.flatnonzero(~_same_codes(model, vectors, to_codes(rows, self.header))).tolist():
+            yield IndexProblem("codes", ids[row], "the model gives it other codes.", self.repairs.reindex)
+        if self.header.embeddings:
+            stored, computed = to_matrix(rows["embedding"]).astype(np.float32), vectors.embedding()
+            different = (stored * computed).sum(1) < _MIN_COSINE
+            for row in np.flatnonzero(different & (computed != 0).any(1) & _is_unit_or_zero(stored)).tolist():
+                yield IndexProblem("embedding", ids[row], "the model gives it another embedding.", self.repairs.reindex)
 
 
-def _wrong_codes(index: "Index", model: Genius | None, batch: pa.RecordBatch) -> np.ndarray:
-    """(n,) bool: a code that does not exist, or a first one that is not the item's modality, where it must be."""
-    codes = to_codes(batch, index.header)
-    absent: np.ndarray = np.any(codes >= np.array(index.header.sizes), axis=1)
-    if model is None or model.first_code != "modality":
-        return absent
-    modality = pc.index_in(batch["modality"], pa.array([modality.label for modality in Modality])).fill_null(-1)
-    return absent | (codes[:, 0] != modality.to_numpy(zero_copy_only=False))
-
-
-def _wrong_embeddings(embeddings: np.ndarray) -> np.ndarray:
-    """(n,) bool. A vector of nothing but zeros has no length, and can be right."""
+def _is_unit_or_zero(embeddings: np.ndarray) -> np.ndarray:
+    """Which embeddings have norm 1, up to rounding, or are zero: (n,) bool."""
     norms = np.linalg.norm(embeddings, axis=1)
-    return ~(np.isfinite(norms) & ((np.abs(norms - 1) <= _NORM) | (norms == 0)))
+    return np.asarray((np.abs(norms - 1) <= _NORM_TOLERANCE) | (norms == 0))
 
 
-def _check_content(record: dict[str, Any], repairs: "_Repairs") -> Iterator[Problem]:
-    """Whether text, image and metadata are what was put in."""
-    id, path, kept = record["id"], record["image"], record["image_bytes"]
-    again = repairs.delete(id)
-    try:
-        fine = isinstance(json.loads(record["metadata"]), dict)
-    except (ValueError, RecursionError):
-        fine = False
-    if not fine:
-        yield Problem("content", id, "its metadata is damaged. Delete the item and add it again.", again)
-    if path is not None and kept is None:
-        if not os.path.isfile(path):
-            message = f"its image {path} is gone. Put it back, or delete the item."
-            yield Problem("image", id, message, again)
-    elif record["hash"] is not None and content_hash(record["text"], kept) != record["hash"]:
-        message = "its text or its kept image is not what was put in. Delete the item and add it again."
-        yield Problem("content", id, message, again)
-
-
-def _hashes(ids: list[str]) -> np.ndarray:
+def _hash_ids(ids: list[str]) -> np.ndarray:
     return np.fromiter(map(hash, ids), np.int64, len(ids))
 
 
-def _twice(index: "Index", hashes: np.ndarray, repairs: "_Repairs") -> Iterator[Problem]:
-    """Ids that more than one item has. hashes: (n,) of all ids, so that few ids are looked at closely."""
-    hashes = np.sort(hashes)
-    suspects = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
-    if not len(suspects):
-        return
-    counts: Counter[str] = Counter()
-    for fragment in index.dataset.get_fragments():
-        with suppress(_Unreadable):  # named before
-            for batch in _read(index.dataset, fragment, ["id"]):
-                ids = batch["id"].to_pylist()
-                counts.update(ids[row] for row in np.flatnonzero(np.isin(_hashes(ids), suspects)).tolist())
-    for id, count in counts.items():
-        if count > 1:
-            message = f"the id is there {count} times. Delete it and add the item again."
-            yield Problem("id", id, message, repairs.delete(id))
-
-
-# Encoding anew
-
-
 class _Sample:
-    """Rows drawn at random, each as likely as any other, from batches that come one after the other."""
+    """A uniform random sample of rows that come in batches: the rows with the smallest random keys."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, schema: pa.Schema) -> None:
+        self.rows = schema.empty_table()
         self._size = size
+        self._keys = np.zeros(0)
         self._random = np.random.default_rng()
-        self._drawn: list[tuple[float, int, pa.RecordBatch]] = []  # a heap: the row that goes next comes first
-        self._count = 0
 
-    def draw(self, batch: pa.RecordBatch) -> None:
-        lots = self._random.random(len(batch))
-        for row in np.argsort(lots)[: self._size].tolist():
-            self._count += 1
-            one = (-lots[row], self._count, batch.take(pa.array([row])))  # a copy: the batch itself can go
-            if len(self._drawn) < self._size:
-                heapq.heappush(self._drawn, one)
-            elif one[0] > self._drawn[0][0]:
-                heapq.heapreplace(self._drawn, one)
-            else:
-                return
-
-    def table(self, schema: pa.Schema) -> pa.Table:
-        return pa.Table.from_batches([row for _, _, row in self._drawn], schema)
-
-
-def _check_encoding(
-    index: "Index", model: Genius, rows: pa.RecordBatch | pa.Table, repairs: "_Repairs"
-) -> Iterator[Problem]:
-    """Whether codes and embeddings are those that the model gives for the content, and images those of then.
-
-    Rows that are wrong for a reason that can be seen without encoding are passed over: `_check` names them.
-    """
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(rows), _ENCODED):
-            part = rows.slice(start, _ENCODED)
-            part = part.filter(pa.array(~_wrong_codes(index, model, part)))
-            records = part.select(_CONTENT).to_pylist()
-            prepared = list(pool.map(lambda record: _prepare(model, record, repairs), records))
-            yield from (one for one in prepared if isinstance(one, Problem))
-            good = [row for row, one in enumerate(prepared) if isinstance(one, Prepared)]
-            if good:
-                vectors = model.encode([one for one in prepared if isinstance(one, Prepared)])
-                yield from _compare(index, model, part.take(pa.array(good)), vectors, repairs)
-
-
-def _prepare(model: Genius, record: dict[str, Any], repairs: "_Repairs") -> Prepared | Problem | None:
-    """What the model encodes; None where the item is wrong for a reason that `_check` names."""
-    id, path, image = record["id"], record["image"], record["image_bytes"]
-    if path is not None and image is None:
-        try:
-            image = Path(path).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            message = f"its image {path} cannot be read ({error.strerror}). Check its permissions."
-            return Problem("image", id, message, repairs.delete(id))
-        if content_hash(record["text"], image) != record["hash"]:
-            message = f"its text, or its image {path}, is no longer what was put in."
-            return Problem("content", id, message, repairs.reindex)
-    elif content_hash(record["text"], image) != record["hash"]:
-        return None
-    try:
-        return model.prepare(Item(id, record["text"], image))
-    except GeniusError as error:
-        return Problem("content", id, f"the model cannot read it ({error}).", repairs.delete(id))
-
-
-def _compare(
-    index: "Index", model: Genius, rows: pa.RecordBatch | pa.Table, vectors: Vectors, repairs: "_Repairs"
-) -> Iterator[Problem]:
-    ids = rows["id"].to_pylist()
-    for row in np.flatnonzero(~_same_codes(model, vectors, to_codes(rows, index.header))).tolist():
-        yield Problem("codes", ids[row], "its codes are not those that the model gives for it.", repairs.reindex)
-    if index.header.embeddings:
-        stored, made = to_matrix(rows["embedding"]).astype(np.float32), vectors.embedding()
-        far = (stored * made).sum(1) < _ALIKE
-        for row in np.flatnonzero(far & (made != 0).any(1) & ~_wrong_embeddings(stored)).tolist():
-            message = "its embedding is not the one that the model gives for it."
-            yield Problem("embedding", ids[row], message, repairs.reindex)
+    def add(self, rows: pa.Table) -> None:
+        keys = np.concatenate([self._keys, self._random.random(len(rows))])
+        chosen = np.argsort(keys)[: self._size]
+        self._keys, self.rows = keys[chosen], pa.concat_tables([self.rows, rows]).take(chosen)
 
 
 def _same_codes(model: Genius, vectors: Vectors, codes: np.ndarray) -> np.ndarray:
-    """(n,) bool. Where rounding alone decides between two codes, either is right."""
+    """Which rows have the codes that the model gives, up to rounding: (n,) bool."""
     same = (model.codes(vectors) == codes).all(1)
     rows = np.flatnonzero(~same)
     if len(rows):
@@ -373,12 +345,12 @@ def _same_codes(model: Genius, vectors: Vectors, codes: np.ndarray) -> np.ndarra
 
 
 def _error(model: Genius, fused: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """(n,): squared distance of the vectors (n, d) from the sum of their codes' vectors."""
+    """Squared distances (n,) of fused vectors (n, d) from the vectors that their codes decode to."""
     return np.square(fused - model.quantizer.decode(torch.from_numpy(codes.astype(np.int64))).numpy()).sum(1)
 
 
 def _nearest_within_rounding(codebooks: Sequence[torch.Tensor], fused: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """(n,) bool: each code, after the ones before it, is the nearest but for rounding. fused: (n, d)."""
+    """Whether each code is the nearest to the residual, up to rounding: (n,) bool. fused: (n, d)."""
     residual = fused - codebooks[0].numpy()[codes[:, 0]]
     fine = np.ones(len(fused), bool)
     for level in range(1, codes.shape[1]):
@@ -392,7 +364,7 @@ def _nearest_within_rounding(codebooks: Sequence[torch.Tensor], fused: np.ndarra
 
 @dataclass(frozen=True)
 class _Repairs:
-    """The commands that mend an index."""
+    """The commands that repair an index."""
 
     path: Path
 

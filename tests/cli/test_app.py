@@ -294,7 +294,7 @@ def test_verify_says_what_is_wrong_and_what_mends_it(run, path, images):
     (images / "red.png").unlink()
     result = run("index", "verify", path)
     assert result.status == 1
-    assert "red.png is gone" in result.err
+    assert "red.png is missing" in result.err
     assert "1 problem: 1 image" in result.err
     assert f"genius index delete {path} red.png" in result.err
     result = run("index", "verify", path, "--sample", 0, "--json")

@@ -16,7 +16,7 @@ from genius.data.mbeir import Benchmark
 from genius.data.readers import read_items
 from genius.encoders.base import Vectors
 from genius.errors import BadData, BadIndex, GeniusError
-from genius.index.export import POOL, export
+from genius.index.export import POOL
 from genius.index.index import Index
 from genius.model.genius import Genius
 
@@ -81,7 +81,7 @@ def imported(source: Path, model: Genius, path: Path) -> Index:
 @pytest.mark.parametrize("name", ["out.jsonl", "out.ndjson", "new folder/out.parquet"])
 def test_what_is_exported_comes_back_the_same(index, model, tmp_path, name, copy_images):
     before, expected = contents(index), answers(index)
-    report = export(index, tmp_path / name, copy_images=copy_images)
+    report = index.export(tmp_path / name, copy_images=copy_images)
     assert (report.items, report.without_content, report.bad) == (len(index), 0, [])
     if copy_images:  # nothing outside the export is needed
         for file in tmp_path.glob("*.png"):
@@ -94,7 +94,7 @@ def test_what_is_exported_comes_back_the_same(index, model, tmp_path, name, copy
 @pytest.mark.parametrize("copy_images", [False, True])
 def test_an_mbeir_folder_comes_back_but_for_fields_with_names_of_its_own(index, model, tmp_path, copy_images):
     before, expected = contents(index), answers(index)
-    report = export(index, tmp_path / "bench", "mbeir", copy_images)
+    report = index.export(tmp_path / "bench", "mbeir", copy_images)
     assert (report.items, report.bad) == (len(index), [])
     again = imported(tmp_path / "bench" / POOL, model, tmp_path / "again")
     for _, _, metadata in before.values():
@@ -111,15 +111,15 @@ def test_an_mbeir_folder_comes_back_but_for_fields_with_names_of_its_own(index, 
 
 
 def test_equal_images_are_written_once_and_can_be_told_by_their_names(index, tmp_path):
-    report = export(index, tmp_path / "out.jsonl")
+    report = index.export(tmp_path / "out.jsonl")
     files = [file for file in (tmp_path / "out_images").rglob("*") if file.is_file()]
     assert report.images == len(files) == 2  # one of the same bytes, one of PIL's
     assert sorted(file.suffix for file in files) == [".jpeg", ".png"]
-    assert export(index, tmp_path / "all.jsonl", copy_images=True).images == 4
+    assert index.export(tmp_path / "all.jsonl", copy_images=True).images == 4
 
 
 def test_parquet_has_plain_columns(index, tmp_path):
-    export(index, tmp_path / "out.parquet")
+    index.export(tmp_path / "out.parquet")
     rows = {row["id"]: row for row in pq.read_table(tmp_path / "out.parquet").to_pylist()}
     assert json.loads(rows["it's"]["metadata"]) == {"lang": "en", "year": 1999}
     assert rows["it's"]["image"] is None
@@ -129,7 +129,7 @@ def test_parquet_has_plain_columns(index, tmp_path):
 
 def test_a_image_that_is_gone_is_named_and_its_path_exported(index, tmp_path):
     (tmp_path / "red one.png").unlink()
-    report = export(index, tmp_path / "out.jsonl", copy_images=True)
+    report = index.export(tmp_path / "out.jsonl", copy_images=True)
     assert [error.id for error in report.bad] == ["path"]
     assert "red one.png cannot be read" in report.bad[0].reason
     lines = {line["id"]: line for line in map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").split("\n")[:-1])}
@@ -141,18 +141,18 @@ def test_items_added_as_vectors_have_an_id_and_metadata_only(index, tmp_path):
     zeros = np.zeros((2, index.header.dim), np.float32)
     texts = rng.standard_normal(zeros.shape).astype(np.float32)
     index.add_vectors(["v1", "v2"], Vectors(zeros, texts), [{"a": 1}, {}])
-    report = export(index, tmp_path / "out.jsonl")
+    report = index.export(tmp_path / "out.jsonl")
     assert (report.items, report.without_content) == (len(index), 2)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").split("\n")[:-1]]
     assert {"id": "v1", "text": None, "image": None, "metadata": {"a": 1}} in lines
-    report = export(index, tmp_path / "bench")
+    report = index.export(tmp_path / "bench")
     assert (report.items, report.without_content) == (len(index) - 2, 2)
 
 
 def test_an_empty_index_can_be_exported(model, tmp_path):
     index = Index.create(tmp_path / "index", model)
     for name in ("out.jsonl", "out.parquet", "bench"):
-        assert export(index, tmp_path / name).items == 0
+        assert index.export(tmp_path / name).items == 0
     assert (tmp_path / "out.jsonl").read_bytes() == b""
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 0
 
@@ -162,16 +162,16 @@ def test_nothing_is_overwritten(index, tmp_path):
     (tmp_path / "b_images").mkdir()
     for name in ("out.jsonl", "b.jsonl", "index"):
         with pytest.raises(BadData, match="exists already"):
-            export(index, tmp_path / name, "mbeir" if name == "index" else None)
+            index.export(tmp_path / name, "mbeir" if name == "index" else None)
     assert (tmp_path / "out.jsonl").read_text() == "mine"
 
 
 def test_formats_that_are_not_known_are_named(index, tmp_path):
     with pytest.raises(GeniusError, match=r"out\.csv does not end in .* jsonl, parquet, mbeir"):
-        export(index, tmp_path / "out.csv")
+        index.export(tmp_path / "out.csv")
     with pytest.raises(GeniusError, match="no format 'csv'"):
-        export(index, tmp_path / "out.csv", "csv")
-    assert export(index, tmp_path / "out.csv", "jsonl").items == len(index)
+        index.export(tmp_path / "out.csv", "csv")
+    assert index.export(tmp_path / "out.csv", "jsonl").items == len(index)
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "bench"])
@@ -185,7 +185,7 @@ def test_a_broken_off_export_leaves_nothing(index, tmp_path, monkeypatch, name):
 
     monkeypatch.setattr(genius.index.export, "_rows", broken)
     with pytest.raises(BadData, match="No space left"):
-        export(index, tmp_path / name)
+        index.export(tmp_path / name)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -193,7 +193,7 @@ def test_a_damaged_index_is_not_exported_in_part(index, tmp_path):
     for file in (index.path / "items.lance" / "data").iterdir():
         file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(BadIndex, match="genius index verify"):
-        export(Index.open(index.path), tmp_path / "out.jsonl")
+        Index.open(index.path).export(tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -205,7 +205,7 @@ def test_memory_does_not_grow_with_the_index(model, tmp_path, monkeypatch, name)
     noise = np.random.default_rng(0).integers(0, 255, (64, 100, 300, 3), np.uint8)  # 64 images of 90 kB
     index.add([Item(f"p{i}", image=Image.fromarray(pixels)) for i, pixels in enumerate(noise)])
     tracemalloc.start()
-    export(index, tmp_path / name)
+    index.export(tmp_path / name)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3 << 20 < 64 * 90_000

@@ -583,7 +583,7 @@ def test_fragments_can_be_dropped(index, model):
         index.add(texts(5, start=5 * step))
     answers(index)
     index.delete("t7")
-    assert index.drop_fragments([1]) == 4
+    assert index._session.drop_fragments([1]) == 4
     assert list(content(index)) == [f"t{i}" for i in (*range(5), *range(10, 15))]
     assert answers(index) == answers(Index.open(index.path, model))
 

@@ -17,7 +17,7 @@ from genius.encoders.base import Vectors
 from genius.errors import BadIndex, GeniusError
 from genius.index.index import Index
 from genius.index.storage import code_columns
-from genius.index.verify import Problem, drop_damaged, find_problems, verify
+from genius.index.verify import IndexProblem
 from genius.model.genius import Genius
 
 WORDS = ["cat", "dog", "owl", "fox", "hen", "ant", "bee", "cow"]
@@ -66,12 +66,12 @@ def dataset(index: Index) -> lance.LanceDataset:
     return lance.dataset(index.path / "items.lance")
 
 
-def check(index: Index, **options) -> list[Problem]:
+def check(index: Index, **options) -> list[IndexProblem]:
     """As another process sees the index, with the model that it names."""
-    return verify(Index.open(index.path), **options)
+    return Index.open(index.path).verify(**options)
 
 
-def kinds(problems: list[Problem]) -> list[tuple[str, str | None]]:
+def kinds(problems: list[IndexProblem]) -> list[tuple[str, str | None]]:
     return [(problem.kind, problem.id) for problem in problems]
 
 
@@ -111,7 +111,7 @@ def test_a_missing_image_is_named_and_deleting_the_item_mends_it(index, tmp_path
     (tmp_path / "red.png").unlink()
     (problem,) = check(index, deep=True)
     assert kinds([problem]) == [("image", "red")]
-    assert f"{tmp_path / 'red.png'} is gone" in problem.message
+    assert f"{tmp_path / 'red.png'} is missing" in problem.message
     assert run(problem.repair) == 0
     assert check(index) == []
     assert len(Index.open(index.path)) == 18
@@ -251,7 +251,7 @@ def test_an_id_that_is_there_twice_is_found_and_adding_the_item_again_mends_it(i
     lance.write_dataset(row, index.path / "items.lance", mode="append")
     (problem,) = check(index)
     assert kinds([problem]) == [("id", "a5")]
-    assert "2 times" in problem.message
+    assert "2 items have this id" in problem.message
     assert run(problem.repair) == 0
     again = Index.open(index.path)
     assert "a5" not in again
@@ -322,10 +322,10 @@ def test_a_damaged_file_is_named_and_the_rest_can_be_saved(index, damage):
 def test_an_open_index_goes_on_after_damaged_files_were_dropped(index):
     index.search(Query(text="cat"))
     data_file(index, 0).unlink()
-    assert drop_damaged(index) == 8
+    assert index.drop_damaged() == 8
     assert len(index) == 11
     assert {hit.id for hit in index.search(Query(text="cat number a 0"), k=19)} == {item.id for item in index.items()}
-    assert drop_damaged(index) == 0
+    assert index.drop_damaged() == 0
 
 
 def test_a_damaged_list_of_deletions_is_named(index):
@@ -350,7 +350,7 @@ def test_codes_that_cannot_be_read_are_made_anew_from_the_content(index):
     (problem,) = check(index, sample=0)
     assert problem.kind == "fragment"
     assert str(file) in problem.message
-    assert "made anew" in problem.message
+    assert "computed again" in problem.message
     assert run(problem.repair) == 0
     assert check(index, deep=True) == []
     assert len(Index.open(index.path)) == 19
@@ -380,10 +380,7 @@ def test_no_flipped_byte_stays_unseen(tmp_path):
     assert check(index, deep=True) == []
 
 
-def test_problems_come_one_after_the_other(index, tmp_path):
+def test_damaged_files_are_listed_before_missing_images(index, tmp_path):
     (tmp_path / "red.png").unlink()
     data_file(index, 0).unlink()
-    problems = find_problems(Index.open(index.path))
-    assert next(problems).kind == "fragment"
-    assert next(problems).kind == "image"
-    assert next(problems, None) is None
+    assert [problem.kind for problem in check(index)] == ["fragment", "image"]
