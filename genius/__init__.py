@@ -28,11 +28,11 @@ __all__ = [
     "Hits",
     "Index",
     "IndexInfo",
+    "IndexProblem",
     "Item",
     "MissingExtra",
     "Modality",
     "Prepared",
-    "Problem",
     "Quantizer",
     "Query",
     "SearchKeywords",
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from genius.index.index import Index, IndexInfo
     from genius.index.session import Version
     from genius.index.storage import Header
-    from genius.index.verify import Problem
+    from genius.index.verify import IndexProblem
     from genius.model.decoder import Decoder
     from genius.model.decoder_runtime import DecoderRuntime
     from genius.model.fusion import Fusion
@@ -83,7 +83,7 @@ _MODULES = {
     "genius.index.index": ["Index", "IndexInfo"],
     "genius.index.session": ["Version"],
     "genius.index.storage": ["Header"],
-    "genius.index.verify": ["Problem"],
+    "genius.index.verify": ["IndexProblem"],
     "genius.model.decoder": ["Decoder"],
     "genius.model.decoder_runtime": ["DecoderRuntime"],
     "genius.model.fusion": ["Fusion"],
