@@ -81,8 +81,8 @@ def serve(
     paths = named_indexes(indexes)
     try:
         from genius.serve.app import create_app
+        from genius.serve.hosted import HostedIndex
         from genius.serve.keys import others_can_read, read_keys
-        from genius.serve.served import ServedIndex
         from genius.serve.server import listen, run
         from genius.serve.settings import Settings
     except ImportError as error:
@@ -109,7 +109,7 @@ def serve(
     with listen(settings) as listener:
         settings = replace(settings, port=listener.getsockname()[1])
         opened = {name: Index.open(path, refresh=settings.refresh) for name, path in paths.items()}
-        served = {name: ServedIndex(name, index, settings) for name, index in opened.items()}
+        served = {name: HostedIndex(name, index, settings) for name, index in opened.items()}
 
         def announce() -> None:
             _announce(opened, settings)

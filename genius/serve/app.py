@@ -11,12 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius import __version__
 from genius.serve import security
+from genius.serve.hosted import HostedIndex
 from genius.serve.images import Thumbnails
 from genius.serve.metrics import Metrics
 from genius.serve.openapi import TAGS, openapi
 from genius.serve.problems import install_problems
 from genius.serve.routes import codes, images, indexes, items, jobs, pages, search, status
-from genius.serve.served import ServedIndex
 from genius.serve.settings import Settings
 from genius.serve.threads import ThreadPools
 
@@ -25,7 +25,7 @@ log = logging.getLogger("genius.serve")
 ROUTE_MODULES = (search, items, codes, images, jobs, indexes, status, pages)
 
 
-def create_app(served: Mapping[str, ServedIndex], settings: Settings) -> FastAPI:
+def create_app(served: Mapping[str, HostedIndex], settings: Settings) -> FastAPI:
     """Create the app.
 
     Args:
@@ -59,7 +59,7 @@ def create_app(served: Mapping[str, ServedIndex], settings: Settings) -> FastAPI
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start and stop the indexes. The service responds at once; each index is ready when it has loaded."""
-    served: list[ServedIndex] = list(app.state.served.values())
+    served: list[HostedIndex] = list(app.state.served.values())
     starting = [asyncio.create_task(_start(one)) for one in served]
     try:
         yield
@@ -69,7 +69,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.pools.close()
 
 
-async def _start(one: ServedIndex) -> None:
+async def _start(one: HostedIndex) -> None:
     try:
         await asyncio.to_thread(one.start)
     except Exception:  # the other indexes are served; /readyz reports this one

@@ -19,7 +19,7 @@ from genius.index.index import Index
 from genius.model.genius import Genius
 from genius.search.options import SearchOptions
 from genius.search.results import SearchResult
-from genius.serve.limits import NOT_READY, QueryExpired, ServiceBusy
+from genius.serve.limits import NOT_READY, QueryExpired, ServiceUnavailable
 from genius.serve.settings import Settings
 from genius.serve.threads import log_unexpected, resolve
 
@@ -126,12 +126,23 @@ class Batcher:
     # In the event loop
 
     async def search(self, query: Query, options: SearchOptions) -> ServedResult:
-        """Answer a query. Raises BadItem for a bad image, GeniusError for a bad filter, ServiceBusy, QueryExpired."""
+        """Answer a query.
+
+        Raises:
+            BadItem: The image cannot be read.
+            GeniusError: The filter is invalid.
+            ServiceUnavailable: The queue is full, or the batcher does not run.
+            QueryExpired: The query waited longer than the deadline.
+        """
         self._admit(1)
         return await self._answer(query, options)
 
     async def search_many(self, queries: Sequence[tuple[Query, SearchOptions]]) -> list[ServedResult | GeniusError]:
-        """Answer several queries; a failed one gives its error. Raises ServiceBusy if the queue has no room for all."""
+        """Answer several queries. A failed query gives its error.
+
+        Raises:
+            ServiceUnavailable: The queue has no room for all of them, or the batcher does not run.
+        """
         self._admit(len(queries))
         found = await asyncio.gather(*(self._answer(*one) for one in queries), return_exceptions=True)
         for one in found:
@@ -141,9 +152,9 @@ class Batcher:
 
     def _admit(self, count: int) -> None:
         if self._closed:
-            raise ServiceBusy(NOT_READY)
+            raise ServiceUnavailable(NOT_READY)
         if self.waiting + count > self._settings.max_waiting:
-            raise ServiceBusy(
+            raise ServiceUnavailable(
                 f"{self.waiting} queries are waiting, of at most {self._settings.max_waiting}. Try again in a moment."
             )
 
@@ -171,7 +182,7 @@ class Batcher:
         finally:
             self._preparing -= 1
         if self._given_up:
-            raise ServiceBusy(_STOPPED)
+            raise ServiceUnavailable(_STOPPED)
 
     # In the thread
 
@@ -221,7 +232,7 @@ class Batcher:
             if one.future.done():
                 continue
             if self._given_up:
-                refused.append((one, ServiceBusy(_STOPPED)))
+                refused.append((one, ServiceUnavailable(_STOPPED)))
             elif waited > self._settings.deadline:
                 refused.append((one, QueryExpired(f"The query expired after {waited:.1f} seconds. Try again later.")))
             else:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from genius.data.items import Item
 from genius.errors import BadItem
-from genius.serve.limits import ByteBudget, ServiceBusy
+from genius.serve.limits import ByteBudget, ServiceUnavailable
 from genius.serve.settings import Settings
 
 MAX_ENDED = 100  # ended jobs that are remembered
@@ -73,11 +73,13 @@ class JobQueue:
         self._remaining: dict[str, _RemainingItems] = {}  # of jobs that have not ended
 
     def add(self, items: Iterable[Item | BadItem], replace: bool = True) -> WriteJob:
-        """Queue a job. Raises ServiceBusy if too many jobs or bytes are waiting."""
+        """Queue a job. Raises ServiceUnavailable if too many jobs or bytes are waiting."""
         given = deque(items)
         with self._lock:
             if len(self._remaining) >= self._settings.max_jobs:
-                raise ServiceBusy(f"{len(self._remaining)} bulk additions are waiting. Try again when one has ended.")
+                raise ServiceUnavailable(
+                    f"{len(self._remaining)} bulk additions are waiting. Try again when one has ended."
+                )
             self._budget.acquire(sum(map(size_of, given)))
             job = WriteJob(secrets.token_hex(8), len(given))
             self._jobs[job.id] = job

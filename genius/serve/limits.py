@@ -21,7 +21,7 @@ MAX_PAGE = 200  # items in one listing
 NOT_READY = "The index is loading, or the service is stopping. Try again in a few seconds."
 
 
-class ServiceBusy(GeniusError):
+class ServiceUnavailable(GeniusError):
     """A queue is full, the index is still loading, or the service is stopping. A later attempt may succeed."""
 
 
@@ -41,10 +41,10 @@ class ByteBudget:
         self._lock = threading.Lock()
 
     def acquire(self, size: int) -> None:
-        """Reserve `size` bytes. Raises ServiceBusy if they do not fit."""
+        """Reserve `size` bytes. Raises ServiceUnavailable if they do not fit."""
         with self._lock:
             if self.used and self.used + size > self.limit:
-                raise ServiceBusy(
+                raise ServiceUnavailable(
                     f"{self.used / 1e6:,.0f} MB are waiting to be written; {size / 1e6:,.1f} MB more exceed the limit. "
                     "Try again later."
                 )

@@ -1,18 +1,25 @@
 """Metrics for Prometheus: requests, refusals, search stages, writes, and the state of each index."""
 
-from collections import Counter as Tally
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 
 from genius.errors import GeniusError
 from genius.serve.batching import ServedResult
+from genius.serve.hosted import HostedIndex
 from genius.serve.jobs import JobState
-from genius.serve.served import ServedIndex
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -22,7 +29,7 @@ QUERY_STAGES = ("queue", "prepare", "total")  # measured per query, all other st
 class Metrics:
     """The metrics of an app. Subscribes to the batches and writes of every index."""
 
-    def __init__(self, served: Mapping[str, ServedIndex]) -> None:
+    def __init__(self, served: Mapping[str, HostedIndex]) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "genius_requests", "Answered requests.", ("route", "method", "status"), registry=registry
@@ -42,11 +49,12 @@ class Metrics:
             "genius_batch_queries", "Queries encoded together.", ("index",), buckets=BATCH_SIZES, registry=registry
         )
         self._writes = Counter("genius_writes", "Written items.", ("index", "outcome"), registry=registry)
-        registry.register(_IndexCollector(served))
+        self._gauges = [Gauge(*names, ("index",), registry=registry) for names in _READERS]
+        self._jobs = Gauge("genius_jobs", "Bulk additions by state.", ("index", "state"), registry=registry)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         for one in served.values():
-            one.on_batch, one.on_write = self.observe_batch, self.count_write
+            self._watch(one)
 
     def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request. `route` is a template such as "/v1/items/{id}", or "unmatched"."""
@@ -71,7 +79,7 @@ class Metrics:
                 histogram.observe(result.seconds[stage])
 
     def count_write(self, index: str, outcome: str, count: int) -> None:
-        """Count written items by outcome (see `ServedIndex.on_write`)."""
+        """Count written items by outcome (see `HostedIndex.on_write`)."""
         if count:
             self._writes.labels(index, outcome).inc(count)
 
@@ -79,33 +87,30 @@ class Metrics:
         """The metrics in Prometheus' text format, and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
+    def _watch(self, one: HostedIndex) -> None:
+        """Read the gauges of an index whenever the metrics are read."""
+        one.on_batch, one.on_write = self.observe_batch, self.count_write
+        for gauge, read in zip(self._gauges, _READERS.values(), strict=True):
+            gauge.labels(one.name).set_function(partial(_read_gauge, read, one))
+        for state in get_args(JobState):
+            self._jobs.labels(one.name, state).set_function(partial(_count_jobs, one, state))
 
-class _IndexCollector(Collector):
-    """The current state of each index."""
 
-    def __init__(self, served: Mapping[str, ServedIndex]) -> None:
-        self._served = served
+_READERS: dict[tuple[str, str], Callable[[HostedIndex], float]] = {
+    ("genius_items", "Items in an index."): lambda one: len(one.index),
+    ("genius_version", "Version of an index that is served."): lambda one: one.index.version,
+    ("genius_ready", "Whether an index is ready."): lambda one: one.ready,
+    ("genius_waiting_queries", "Queries in the queue."): lambda one: one.batcher.waiting,
+    ("genius_waiting_writes", "Single writes in the queue."): lambda one: one.writer.waiting,
+}
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
 
-    def collect(self) -> Iterable[Metric]:
-        items = GaugeMetricFamily("genius_items", "Items in an index.", labels=["index"])
-        version = GaugeMetricFamily("genius_version", "Version of an index that is served.", labels=["index"])
-        ready = GaugeMetricFamily("genius_ready", "Whether an index is ready.", labels=["index"])
-        queries = GaugeMetricFamily("genius_waiting_queries", "Queries in the queue.", labels=["index"])
-        writes = GaugeMetricFamily("genius_waiting_writes", "Single writes in the queue.", labels=["index"])
-        jobs = GaugeMetricFamily("genius_jobs", "Bulk additions by state.", labels=["index", "state"])
-        for name, one in self._served.items():
-            states = Tally(job.state for job in one.writer.jobs.list())
-            for state in get_args(JobState):
-                jobs.add_metric([name, state], states[state])
-            ready.add_metric([name], one.ready)
-            queries.add_metric([name], one.batcher.waiting)
-            writes.add_metric([name], one.writer.waiting)
-            try:
-                items.add_metric([name], len(one.index))
-                version.add_metric([name], one.index.version)
-            except GeniusError:  # the index cannot be read at the moment
-                continue
-        return items, version, ready, queries, writes, jobs
+def _read_gauge(read: Callable[[HostedIndex], float], one: HostedIndex) -> float:
+    try:
+        return read(one)
+    except GeniusError:  # the index cannot be read at the moment
+        return math.nan
+
+
+def _count_jobs(one: HostedIndex, state: JobState) -> float:
+    return sum(job.state == state for job in one.writer.jobs.list())

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from genius.errors import BadImage, BadIndex, BadItem, BadModel, GeniusError
-from genius.serve.limits import QueryExpired, ServiceBusy
+from genius.serve.limits import QueryExpired, ServiceUnavailable
 from genius.serve.responses import error_response
 
 log = logging.getLogger("genius.serve")
@@ -44,7 +44,7 @@ class HttpProblem(Exception):
 
 def problem_from(error: GeniusError) -> HttpProblem:
     """The problem that a client sees for an error of the package."""
-    if isinstance(error, ServiceBusy | QueryExpired):
+    if isinstance(error, ServiceUnavailable | QueryExpired):
         return HttpProblem(503, mask_paths(str(error)))
     if isinstance(error, BadIndex | BadModel):
         log.error("%s", error)
@@ -125,8 +125,8 @@ def install_problems(app: FastAPI) -> None:
 
     async def on_genius_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, GeniusError)
-        if isinstance(error, ServiceBusy | QueryExpired):
-            request.app.state.metrics.count_refusal("busy" if isinstance(error, ServiceBusy) else "late")
+        if isinstance(error, ServiceUnavailable | QueryExpired):
+            request.app.state.metrics.count_refusal("busy" if isinstance(error, ServiceUnavailable) else "late")
         return await on_problem(request, problem_from(error))
 
     async def on_invalid_parameter(request: Request, error: Exception) -> Response:

@@ -14,9 +14,6 @@ T = TypeVar("T")
 READERS = 4
 DECODERS = 2
 
-Outcome = tuple["asyncio.Future[Any]", Any]
-"""A future, and the result or exception to set on it."""
-
 
 class ThreadPools:
     """Runs blocking work outside the event loop. The pools are small, which bounds the memory of parallel requests."""
@@ -39,24 +36,20 @@ class ThreadPools:
         self._decoders.shutdown(wait=False, cancel_futures=True)
 
 
-def resolve(outcomes: Iterable[Outcome]) -> None:
-    """Set the results of futures from another thread, waking each event loop once."""
-    loops: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
-    for outcome in outcomes:
-        loops.setdefault(outcome[0].get_loop(), []).append(outcome)
-    for loop, its_outcomes in loops.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(_set_results, its_outcomes)
-
-
-def _set_results(outcomes: list[Outcome]) -> None:
+def resolve(outcomes: Iterable[tuple["asyncio.Future[Any]", Any]]) -> None:
+    """Set the result or exception of futures from another thread."""
     for future, outcome in outcomes:
-        if future.done():
-            continue
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            future.get_loop().call_soon_threadsafe(_set_outcome, future, outcome)
+
+
+def _set_outcome(future: "asyncio.Future[Any]", outcome: Any) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def log_unexpected(error: Exception, message: str) -> None:

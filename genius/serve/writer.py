@@ -18,7 +18,7 @@ from genius.data.items import Item
 from genius.errors import BadItem, GeniusError
 from genius.index.index import Index
 from genius.serve.jobs import JobChunk, JobQueue, WriteJob, size_of
-from genius.serve.limits import NOT_READY, ByteBudget, ServiceBusy
+from genius.serve.limits import NOT_READY, ByteBudget, ServiceUnavailable
 from genius.serve.settings import Settings
 from genius.serve.threads import log_unexpected, resolve
 
@@ -84,20 +84,20 @@ class Writer:
     # In the event loop
 
     async def put(self, item: Item) -> tuple[WriteStatus, int]:
-        """Write an item. Returns the status and the version that holds it. Raises BadItem, ServiceBusy."""
+        """Write an item. Returns the status and the version that holds it. Raises BadItem, ServiceUnavailable."""
         status: tuple[WriteStatus, int] = await self._submit(item.id, item, size_of(item))
         return status
 
     async def delete(self, id: str) -> bool:
-        """Delete an item; False if there is none with this id. Raises ServiceBusy."""
+        """Delete an item; False if there is none with this id. Raises ServiceUnavailable."""
         found: bool = await self._submit(id, None, len(id))
         return found
 
     def add(self, items: Iterable[Item | BadItem], replace: bool = True) -> WriteJob:
-        """Queue a bulk addition. Raises ServiceBusy."""
+        """Queue a bulk addition. Raises ServiceUnavailable."""
         with self._wake:
             if self._closed:
-                raise ServiceBusy(NOT_READY)
+                raise ServiceUnavailable(NOT_READY)
             job = self.jobs.add(items, replace)
             self._wake.notify()
         return job
@@ -106,9 +106,9 @@ class Writer:
         write = _PendingWrite(id, item, size, asyncio.get_running_loop().create_future())
         with self._wake:
             if self._closed:
-                raise ServiceBusy(NOT_READY)
+                raise ServiceUnavailable(NOT_READY)
             if len(self._writes) >= self._settings.max_waiting:
-                raise ServiceBusy(f"{len(self._writes)} items are waiting to be written. Try again in a moment.")
+                raise ServiceUnavailable(f"{len(self._writes)} items are waiting to be written. Try again in a moment.")
             self._budget.acquire(size)
             self._writes.append(write)
             self._wake.notify()
@@ -119,7 +119,7 @@ class Writer:
             self._given_up = True
             rest, self._writes = self._writes, []
         self.jobs.fail_all(_STOPPED)
-        self._finish(rest, [ServiceBusy(_STOPPED)] * len(rest))
+        self._finish(rest, [ServiceUnavailable(_STOPPED)] * len(rest))
 
     # In the thread
 

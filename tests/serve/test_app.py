@@ -1,4 +1,4 @@
-"""The HTTP API: every route, both kinds of bodies, every error, and what /openapi.json promises."""
+"""The HTTP API: every route, JSON and form bodies, every error, and the OpenAPI description."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ from genius.errors import BadIndex, BadItem, GeniusError
 from genius.index.index import Index
 from genius.serve import bodies
 from genius.serve.images import Thumbnails, check_image
-from genius.serve.limits import QueryExpired, ServiceBusy
+from genius.serve.limits import QueryExpired, ServiceUnavailable
 from genius.serve.problems import HttpProblem, mask_paths
 from genius.serve.threads import ThreadPools
 
@@ -779,7 +779,7 @@ def test_images_of_too_many_pixels_are_refused(client):
 @pytest.mark.parametrize(
     ("raised", "status", "says"),
     [
-        (ServiceBusy("Too much waits already. Try again later."), 503, "Too much waits"),
+        (ServiceUnavailable("Too much waits already. Try again later."), 503, "Too much waits"),
         (QueryExpired("The query waited too long."), 503, "waited too long"),
         (BadIndex("/srv/data/x.genius is damaged."), 503, "log of the service"),
         (BadItem("query", "/srv/data/x.png: there is no such file."), 422, "There is no such file"),
@@ -801,7 +801,7 @@ def test_errors_inside_are_told_without_paths_or_traces(client, monkeypatch, rai
     assert ("retry-after" in answer.headers) == (status == 503)
 
 
-@pytest.mark.parametrize("raised", [ServiceBusy("Too much waits."), QueryExpired("Too late.")])
+@pytest.mark.parametrize("raised", [ServiceUnavailable("Too much waits."), QueryExpired("Too late.")])
 def test_a_batch_is_refused_when_there_is_no_room_for_all_of_it(client, monkeypatch, raised):
     async def fail(queries: Any) -> list[Any]:
         return [raised for _ in queries]

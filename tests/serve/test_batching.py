@@ -1,4 +1,4 @@
-"""Batcher: queries that wait are answered together, each as if it were alone."""
+"""Batcher: waiting queries are answered together, with the same results as one by one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -17,7 +17,7 @@ from genius.errors import BadItem, GeniusError
 from genius.index.index import Index
 from genius.search.options import SearchOptions
 from genius.serve.batching import Batcher, ServedResult
-from genius.serve.limits import QueryExpired, ServiceBusy
+from genius.serve.limits import QueryExpired, ServiceUnavailable
 from genius.serve.settings import Settings
 
 
@@ -154,12 +154,12 @@ def test_more_queries_than_may_wait_are_refused() -> None:
             first = await held_up(batches, index)
             others = [ask(batches, "a"), ask(batches, "b")]
             await until(lambda: batches.waiting == 2)
-            with pytest.raises(ServiceBusy, match="2 queries are waiting"):
+            with pytest.raises(ServiceUnavailable, match="2 queries are waiting"):
                 await batches.search(Query(text="c"), SearchOptions())
             index.gate.open()
             await asyncio.gather(first, *others)
             assert text_of(await ask(batches, "d")) == "A d"
-            with pytest.raises(ServiceBusy):
+            with pytest.raises(ServiceUnavailable):
                 await batches.search_many([(Query(text=f"q{i}"), SearchOptions()) for i in range(3)])
 
     run(test)
@@ -245,7 +245,7 @@ def test_stopping_answers_what_waits_and_takes_nothing_more() -> None:
         await until(lambda: batches.waiting == 1)
         stopping = asyncio.create_task(batches.stop(30))
         await until(lambda: batches._closed)
-        with pytest.raises(ServiceBusy, match="stopping"):
+        with pytest.raises(ServiceUnavailable, match="stopping"):
             await batches.search(Query(text="third"), SearchOptions())
         index.gate.open()
         await stopping
@@ -268,7 +268,7 @@ def test_what_is_not_answered_when_the_time_is_up_is_refused_with_a_sentence() -
         index.gate.open()
         await stopping
         assert text_of(await first) == "A first"  # it was being worked on
-        with pytest.raises(ServiceBusy, match="stopped before"):
+        with pytest.raises(ServiceUnavailable, match="stopped before"):
             await second
 
     run(test)

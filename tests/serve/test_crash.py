@@ -177,13 +177,13 @@ def new_ledgers() -> dict[str, Ledger]:
 def serve_tiny(talk: Talk, path: Path) -> None:
     """The server as `genius serve` runs it; says its port when it is ready."""
     from genius.serve.app import create_app
-    from genius.serve.served import ServedIndex
+    from genius.serve.hosted import HostedIndex
     from genius.serve.server import listen, run
     from genius.serve.settings import Settings
 
     settings = Settings(port=0)
     listener = listen(settings)
-    served = ServedIndex("tiny", Index.open(path, tiny_model(), refresh=settings.refresh), settings)
+    served = HostedIndex("tiny", Index.open(path, tiny_model(), refresh=settings.refresh), settings)
     port = listener.getsockname()[1]
     app = create_app({"tiny": served}, settings)
     run(app, settings, listener, lambda: served.ready, lambda: talk.say(port), access_log=False)

@@ -1,4 +1,4 @@
-"""Jobs: what waits, what was counted, and how each ends."""
+"""JobQueue: chunks, counts and the states of jobs."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from genius.data.items import Item
 from genius.errors import BadItem
 from genius.serve import jobs as module
 from genius.serve.jobs import JobQueue, WriteJob, size_of
-from genius.serve.limits import ByteBudget, ServiceBusy
+from genius.serve.limits import ByteBudget, ServiceUnavailable
 from genius.serve.settings import Settings
 
 
@@ -102,10 +102,10 @@ def test_a_failed_job_says_why_and_the_next_goes_on() -> None:
 def test_so_many_jobs_may_wait_and_so_many_bytes() -> None:
     jobs = some_jobs(max_jobs=2, max_waiting_bytes=100_000)
     first = jobs.add(items(1))
-    with pytest.raises(ServiceBusy, match="MB"):
+    with pytest.raises(ServiceUnavailable, match="MB"):
         jobs.add([Item("large", image=b"x" * 100_000)])
     jobs.add(items(1))
-    with pytest.raises(ServiceBusy, match="2 bulk additions are waiting"):
+    with pytest.raises(ServiceUnavailable, match="2 bulk additions are waiting"):
         jobs.add(items(1))
     jobs.cancel(first.id)
     jobs.add(items(1))

@@ -1,6 +1,6 @@
-"""The checks that a request passes before a route sees it: names, origins, keys, rates, bodies; and the key file.
+"""The security middleware (hosts, origins, keys, rates, bodies) and the key file.
 
-They are asked as ASGI apps, without a server; tests/test_serve_server.py asks over real sockets.
+The tests call the ASGI app without a server; test_server.py uses real sockets.
 """
 
 import asyncio

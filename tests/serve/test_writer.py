@@ -1,4 +1,4 @@
-"""Writer: everybody hears what became of the own item, and not before it is written."""
+"""Writer: each write is acknowledged with its outcome, after it is on the disk."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -16,7 +16,7 @@ from genius.data.items import Item
 from genius.errors import BadIndex, BadItem
 from genius.index.index import Index
 from genius.serve import writer
-from genius.serve.limits import ServiceBusy
+from genius.serve.limits import ServiceUnavailable
 from genius.serve.settings import Settings
 from genius.serve.writer import Writer
 
@@ -159,11 +159,11 @@ def test_too_many_writes_or_bytes_are_refused_and_fit_again_later() -> None:
         index = FakeIndex()
         async with writing(index, max_waiting=2, max_waiting_bytes=10_000) as one:
             first = await held_up(one, index)
-            with pytest.raises(ServiceBusy, match="MB"):
+            with pytest.raises(ServiceUnavailable, match="MB"):
                 await one.put(Item("large", "x" * 10_000))
             others = [put(one, "a"), put(one, "b")]
             await until(lambda: one.waiting == 2)
-            with pytest.raises(ServiceBusy, match="2 items are waiting"):
+            with pytest.raises(ServiceUnavailable, match="2 items are waiting"):
                 await one.put(Item("c", "text"))
             index.gate.open()
             await asyncio.gather(first, *others)
@@ -256,9 +256,9 @@ def test_stopping_writes_what_waits_and_takes_nothing_more() -> None:
         stopping = asyncio.create_task(one.stop(30))
         await until(lambda: one._closed)
         for late in (one.put(Item("late", "text")), one.delete("late")):
-            with pytest.raises(ServiceBusy, match="stopping"):
+            with pytest.raises(ServiceUnavailable, match="stopping"):
                 await late
-        with pytest.raises(ServiceBusy, match="stopping"):
+        with pytest.raises(ServiceUnavailable, match="stopping"):
             one.add([Item("late", "text")])
         index.gate.open()
         await stopping
@@ -283,7 +283,7 @@ def test_what_is_not_written_when_the_time_is_up_is_refused_with_a_sentence() ->
         index.gate.open()
         await stopping
         assert (await first)[0] == "created"
-        with pytest.raises(ServiceBusy, match="stopped before"):
+        with pytest.raises(ServiceUnavailable, match="stopped before"):
             await second
         ended = one.jobs.get(job.id)
         assert ended is not None

@@ -117,12 +117,12 @@ def make_app(indexes: Mapping[str, Path], **limits: Any) -> "FastAPI":
     """The app over indexes by name, not started; they share one model. limits: fields of Settings."""
     from genius.index.index import Index
     from genius.serve.app import create_app
-    from genius.serve.served import ServedIndex
+    from genius.serve.hosted import HostedIndex
     from genius.serve.settings import Settings
 
     settings = Settings(**{"refresh": 0.2, **limits})
     opened = {name: Index.open(path, mini_model(), refresh=settings.refresh) for name, path in indexes.items()}
-    return create_app({name: ServedIndex(name, index, settings) for name, index in opened.items()}, settings)
+    return create_app({name: HostedIndex(name, index, settings) for name, index in opened.items()}, settings)
 
 
 @contextmanager

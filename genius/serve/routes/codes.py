@@ -7,6 +7,7 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from genius.search.results import CodedItem, CodePage
+from genius.serve.hosted import HostedIndex
 from genius.serve.problems import HttpProblem
 from genius.serve.responses import json_response
 from genius.serve.routes.dependencies import (
@@ -20,7 +21,6 @@ from genius.serve.routes.dependencies import (
     modality_of,
 )
 from genius.serve.schemas import CodesResponse
-from genius.serve.served import ServedIndex
 
 router = APIRouter(tags=["codes"])
 
@@ -61,7 +61,7 @@ async def get_codes(
     return await _page(request, served, pattern, limit, offset)
 
 
-async def _page(request: Request, served: ServedIndex, pattern: str, limit: int, offset: int) -> Response:
+async def _page(request: Request, served: HostedIndex, pattern: str, limit: int, offset: int) -> Response:
     codes = _parse(pattern, served.index.header.sizes)
 
     def read() -> tuple[CodePage, dict[str, CodedItem]]:

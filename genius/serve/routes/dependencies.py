@@ -13,10 +13,10 @@ from genius.data.items import Item, Modality
 from genius.errors import BadItem
 from genius.index.index import Index
 from genius.search.results import CodedItem
-from genius.serve.limits import MAX_PAGE, MAX_WHERE, NOT_READY, ServiceBusy
+from genius.serve.hosted import HostedIndex
+from genius.serve.limits import MAX_PAGE, MAX_WHERE, NOT_READY, ServiceUnavailable
 from genius.serve.problems import HttpProblem, quote_name
 from genius.serve.schemas import ErrorResponse
-from genius.serve.served import ServedIndex
 
 T = TypeVar("T")
 
@@ -42,9 +42,9 @@ IndexName = Annotated[
 ]
 
 
-def find_index(request: Request, name: str | None) -> ServedIndex:
+def find_index(request: Request, name: str | None) -> HostedIndex:
     """The index with this name; without a name, the first one."""
-    served: dict[str, ServedIndex] = request.app.state.served
+    served: dict[str, HostedIndex] = request.app.state.served
     if name is None:
         return next(iter(served.values()))
     if name not in served:
@@ -52,14 +52,14 @@ def find_index(request: Request, name: str | None) -> ServedIndex:
     return served[name]
 
 
-async def _ready_index(request: Request, name: IndexName = None) -> ServedIndex:
+async def _ready_index(request: Request, name: IndexName = None) -> HostedIndex:
     one = find_index(request, name)
     if not one.ready:
-        raise ServiceBusy(NOT_READY)
+        raise ServiceUnavailable(NOT_READY)
     return one
 
 
-ReadyIndex = Annotated[ServedIndex, Depends(_ready_index)]
+ReadyIndex = Annotated[HostedIndex, Depends(_ready_index)]
 """The selected index, loaded."""
 
 

@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from genius.data.items import Modality
 from genius.index.index import Index
+from genius.serve.hosted import HostedIndex
 from genius.serve.responses import json_response
 from genius.serve.routes.dependencies import errors
 from genius.serve.schemas import IndexListResponse
-from genius.serve.served import ServedIndex
 from genius.serve.settings import Settings
 
 router = APIRouter(tags=["service"])
@@ -21,12 +21,12 @@ router = APIRouter(tags=["service"])
 async def list_indexes(request: Request) -> Response:
     """The indexes by name. The first is the default of requests that name none."""
     settings: Settings = request.app.state.settings
-    served: list[ServedIndex] = list(request.app.state.served.values())
+    served: list[HostedIndex] = list(request.app.state.served.values())
     indexes = await request.app.state.pools.read(lambda: [_index_json(one, settings) for one in served])
     return json_response({"indexes": indexes})
 
 
-def _index_json(one: ServedIndex, settings: Settings) -> dict[str, Any]:
+def _index_json(one: HostedIndex, settings: Settings) -> dict[str, Any]:
     index = one.index
     header = index.header
     return {

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
+from genius.serve.hosted import HostedIndex
 from genius.serve.jobs import WriteJob
 from genius.serve.problems import HttpProblem, mask_paths, quote_name
 from genius.serve.responses import json_response
 from genius.serve.routes.dependencies import IndexName, errors, find_index
 from genius.serve.schemas import JobListResponse, JobResponse
-from genius.serve.served import ServedIndex
 
 router = APIRouter(tags=["jobs"])
 
@@ -42,11 +42,11 @@ async def cancel_job(request: Request, job: JobId, index: IndexName = None) -> R
     return json_response(_job_json(_find(request, job, index)[0], one.name))
 
 
-def _selected(request: Request, name: str | None) -> list[ServedIndex]:
+def _selected(request: Request, name: str | None) -> list[HostedIndex]:
     return list(request.app.state.served.values()) if name is None else [find_index(request, name)]
 
 
-def _find(request: Request, id: str, name: str | None) -> tuple[WriteJob, ServedIndex]:
+def _find(request: Request, id: str, name: str | None) -> tuple[WriteJob, HostedIndex]:
     for one in _selected(request, name):
         job = one.writer.jobs.get(id)
         if job is not None:

@@ -11,14 +11,14 @@ from genius.search.options import SearchOptions
 from genius.serve.batching import ServedResult
 from genius.serve.bodies import FormPart, form_values, read_body
 from genius.serve.examples import BATCH_REQUESTS, SEARCH_REQUESTS, SEARCH_RESPONSE
+from genius.serve.hosted import HostedIndex
 from genius.serve.images import check_image, image_bytes
-from genius.serve.limits import QueryExpired, ServiceBusy
+from genius.serve.limits import QueryExpired, ServiceUnavailable
 from genius.serve.openapi import request_body
 from genius.serve.problems import HttpProblem, problem_from, quote_name
 from genius.serve.responses import encode_json, json_response
 from genius.serve.routes.dependencies import ReadyIndex, cancel_on_disconnect, errors, item_json
 from genius.serve.schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse
-from genius.serve.served import ServedIndex
 
 router = APIRouter(tags=["search"])
 
@@ -67,7 +67,7 @@ async def search_batch(request: Request, served: ReadyIndex) -> Response:
             raise problem.within(f"queries.{place}") from problem
     results = await cancel_on_disconnect(request, served.batcher.search_many(queries))
     for place, result in enumerate(results):
-        if isinstance(result, ServiceBusy | QueryExpired):
+        if isinstance(result, ServiceUnavailable | QueryExpired):
             raise result
         if isinstance(result, GeniusError):
             raise problem_from(result).within(f"queries.{place}") from result
@@ -84,7 +84,7 @@ def _options(body: SearchRequest) -> SearchOptions:
     return SearchOptions(k=body.k, mode=body.mode, beam=body.beam, budget=body.budget, where=body.where, ids=ids)
 
 
-async def _query(request: Request, served: ServedIndex, body: SearchRequest) -> Query:
+async def _query(request: Request, served: HostedIndex, body: SearchRequest) -> Query:
     if body.image is not None and body.like is not None:
         raise HttpProblem(400, "`image` and `like` are both given. Search with one of them.", "like")
     if body.like is not None:
@@ -97,7 +97,7 @@ async def _query(request: Request, served: ServedIndex, body: SearchRequest) -> 
     return Query(body.text, body.image, body.instruction, body.target)
 
 
-async def _query_like(request: Request, served: ServedIndex, body: SearchRequest, id: str) -> Query:
+async def _query_like(request: Request, served: HostedIndex, body: SearchRequest, id: str) -> Query:
     """A query with the content of an item."""
     pools = request.app.state.pools
     item = await pools.read(lambda: served.index.get(id))
@@ -112,7 +112,7 @@ async def _query_like(request: Request, served: ServedIndex, body: SearchRequest
         raise HttpProblem(422, f"The item {quote_name(id)} has neither text nor an image.", "like") from error
 
 
-def _result_json(result: ServedResult, served: ServedIndex, explain: bool) -> dict[str, Any]:
+def _result_json(result: ServedResult, served: HostedIndex, explain: bool) -> dict[str, Any]:
     hits = [
         {**item_json(hit.item, hit.modality, served.name), "codes": list(hit.codes), "score": hit.score}
         for hit in result.hits
@@ -129,14 +129,14 @@ def _result_json(result: ServedResult, served: ServedIndex, explain: bool) -> di
     }
 
 
-def _encode_batch(body: SearchBatchRequest, results: list[ServedResult | GeniusError], served: ServedIndex) -> bytes:
+def _encode_batch(body: SearchBatchRequest, results: list[ServedResult | GeniusError], served: HostedIndex) -> bytes:
     """Encode the results one by one, so that other threads get their turn."""
     pairs = zip(body.queries, results, strict=True)
     shown = (_result_json(result, served, one.explain) for one, result in pairs if isinstance(result, ServedResult))
     return b'{"answers":[' + b",".join(map(encode_json, shown)) + b"]}"
 
 
-def _tree_json(result: ServedResult, served: ServedIndex) -> dict[str, Any]:
+def _tree_json(result: ServedResult, served: HostedIndex) -> dict[str, Any]:
     sizes = list(served.index.header.sizes)
     branches = [
         {"codes": list(branch.codes), "logprob": branch.logprob, "items": branch.items} for branch in result.branches

@@ -1,4 +1,4 @@
-"""Served: a real index behind its queues, and what is counted of it."""
+"""HostedIndex: a real index behind its queues, and its metrics."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,9 +15,9 @@ from genius.errors import BadIndex, GeniusError
 from genius.index.index import Index
 from genius.search.options import SearchOptions
 from genius.serve.batching import ServedResult
-from genius.serve.limits import ServiceBusy
+from genius.serve.hosted import HostedIndex
+from genius.serve.limits import ServiceUnavailable
 from genius.serve.metrics import Metrics
-from genius.serve.served import ServedIndex
 from genius.serve.settings import Settings
 
 
@@ -39,11 +39,11 @@ def value(metrics: Metrics, name: str) -> float | None:
 
 def test_it_is_ready_after_it_was_started_and_until_it_is_stopped(tmp_path: Path) -> None:
     async def test() -> None:
-        served = ServedIndex("small", small_index(tmp_path / "index"), Settings())
+        served = HostedIndex("small", small_index(tmp_path / "index"), Settings())
         assert not served.ready
-        with pytest.raises(ServiceBusy, match="loading"):
+        with pytest.raises(ServiceUnavailable, match="loading"):
             await served.batcher.search(Query(text="cat"), SearchOptions())
-        with pytest.raises(ServiceBusy):
+        with pytest.raises(ServiceUnavailable):
             served.writer.add([])
         await asyncio.to_thread(served.start)
         assert served.ready
@@ -55,7 +55,7 @@ def test_it_is_ready_after_it_was_started_and_until_it_is_stopped(tmp_path: Path
             served.writer.put(Item("x", "x")),
             served.writer.delete("x"),
         ):
-            with pytest.raises(ServiceBusy):
+            with pytest.raises(ServiceUnavailable):
                 await late
 
     run(test)
@@ -63,7 +63,7 @@ def test_it_is_ready_after_it_was_started_and_until_it_is_stopped(tmp_path: Path
 
 def test_what_was_put_is_found_and_what_was_deleted_is_not(tmp_path: Path) -> None:
     async def test() -> None:
-        served = ServedIndex("small", small_index(tmp_path / "index"), Settings())
+        served = HostedIndex("small", small_index(tmp_path / "index"), Settings())
         served.start()
         try:
             status, version = await served.writer.put(Item("bird", "a blue bird"))
@@ -92,7 +92,7 @@ def test_what_was_put_is_found_and_what_was_deleted_is_not(tmp_path: Path) -> No
 def test_an_index_that_is_encoded_anew_with_another_model_is_searched_with_that(tmp_path: Path) -> None:
     async def test() -> None:
         index, query = small_index(tmp_path / "index"), Query(text="cat", image=draw_image("red"))
-        served = ServedIndex("small", index, Settings())
+        served = HostedIndex("small", index, Settings())
         served.start()
         try:
             before = await served.batcher.search(query, SearchOptions())
@@ -108,13 +108,13 @@ def test_an_index_that_is_encoded_anew_with_another_model_is_searched_with_that(
 
 def test_an_index_without_items_and_one_without_an_encoder_are_served(tmp_path: Path) -> None:
     async def test() -> None:
-        empty = ServedIndex("empty", Index.create(tmp_path / "empty", tiny_model()), Settings())
+        empty = HostedIndex("empty", Index.create(tmp_path / "empty", tiny_model()), Settings())
         empty.start()
         assert (await empty.batcher.search(Query(text="cat"), SearchOptions())).hits == []
         await empty.stop(10)
         model = tiny_model()
         model.encoder = PrecomputedEncoder(model.dim)
-        vectors = ServedIndex("vectors", Index.create(tmp_path / "vectors", model), Settings())
+        vectors = HostedIndex("vectors", Index.create(tmp_path / "vectors", model), Settings())
         vectors.start()
         with pytest.raises(GeniusError, match="no encoder"):
             await vectors.batcher.search(Query(text="cat"), SearchOptions())
@@ -129,7 +129,7 @@ def test_an_index_that_cannot_be_read_does_not_start(tmp_path: Path) -> None:
     for file in (tmp_path / "index").rglob("*.lance"):
         if file.is_file():
             file.write_bytes(b"damaged")
-    served = ServedIndex("small", index, Settings())
+    served = HostedIndex("small", index, Settings())
     with pytest.raises(BadIndex):
         served.start()
     assert not served.ready
@@ -137,7 +137,7 @@ def test_an_index_that_cannot_be_read_does_not_start(tmp_path: Path) -> None:
 
 def test_metrics_count_requests_batches_stages_and_writes(tmp_path: Path) -> None:
     async def test() -> None:
-        served = ServedIndex("small", small_index(tmp_path / "index"), Settings())
+        served = HostedIndex("small", small_index(tmp_path / "index"), Settings())
         metrics = Metrics({"small": served})
         assert value(metrics, 'genius_ready{index="small"}') == 0
         served.start()

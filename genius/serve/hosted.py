@@ -1,4 +1,4 @@
-"""ServedIndex: an open index with the threads that answer queries and write items."""
+"""HostedIndex: an open index with the threads that answer queries and write items."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from genius.serve.settings import Settings
 from genius.serve.writer import Writer
 
 
-class ServedIndex:
-    """An index as the service uses it. Until `start` has returned, searches and writes raise ServiceBusy.
+class HostedIndex:
+    """An index as the service uses it. Until `start` has returned, searches and writes raise ServiceUnavailable.
 
     Attributes:
         name: Name of the index in the API.
