@@ -1,1 +1,1 @@
-"""Texts and images to vectors."""
+"""Encoders: texts and images to vectors."""

@@ -1,7 +1,4 @@
-"""From texts and images to vectors: the one protocol that all encoders follow, and what they return.
-
-An encoder knows texts and images; it knows nothing of items, codes or indexes. Each family has a file of its own.
-"""
+"""The protocol that all encoders follow, their input (`Prepared`) and their output (`Vectors`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +11,17 @@ from torch import Tensor
 from genius.errors import BadModel
 from genius.runtime.threads import over_blocks
 
-ROWS = 1024  # vectors that are worked on at once: few enough to stay in the cache
+ROWS = 1024  # vectors of one block: few enough to stay in the cache
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Image and text vectors of n items or queries: two (n, d) float32 arrays, a row of zeros where one is absent."""
+    """Image and text vectors of n items or queries.
+
+    Attributes:
+        image: (n, d) float32, a row of zeros where there is no image.
+        text: (n, d) float32, a row of zeros where there is no text.
+    """
 
     image: np.ndarray
     text: np.ndarray
@@ -27,8 +29,8 @@ class Vectors:
     def __post_init__(self) -> None:
         if self.image.shape != self.text.shape or self.image.ndim != 2:
             raise BadModel(
-                f"Image vectors of shape {self.image.shape} and text vectors of shape {self.text.shape} do not belong "
-                "together: both must be (n, d), with rows of zeros where there is no image or no text."
+                f"Image vectors of shape {self.image.shape} and text vectors of shape {self.text.shape} do not "
+                "match: both must be (n, d), with rows of zeros where there is no image or no text."
             )
 
     def __len__(self) -> int:
@@ -39,10 +41,12 @@ class Vectors:
 
     @property
     def has_image(self) -> np.ndarray:
+        """(n,) bool."""
         return (self.image != 0).any(axis=1)
 
     @property
     def has_text(self) -> np.ndarray:
+        """(n,) bool."""
         return (self.text != 0).any(axis=1)
 
     @property
@@ -52,7 +56,7 @@ class Vectors:
         return np.where(image & text, 2, np.where(text, 1, 0)).astype(np.uint8)
 
     def embedding(self, dtype: type[np.floating] = np.float32) -> np.ndarray:
-        """(n, d) of this type: the normalised sum of image and text vector, phi of Eq. 2. Re-ranking compares these."""
+        """The normalised sum of image and text vector, phi of Eq. 2: (n, d) of this type. Re-ranking compares these."""
         found = np.empty(self.image.shape, dtype)
 
         def work(block: slice) -> None:
@@ -64,12 +68,18 @@ class Vectors:
 
     @staticmethod
     def concatenate(parts: Sequence["Vectors"]) -> "Vectors":
+        """The rows of all parts, in order."""
         return Vectors(np.concatenate([p.image for p in parts]), np.concatenate([p.text for p in parts]))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One item or query ready for an encoder: its image as the encoder takes it, and its text ("" if none)."""
+    """One item or query as input of an encoder.
+
+    Attributes:
+        pixels: The image as `Encoder.pixels` returns it, or None.
+        text: The text, "" if there is none.
+    """
 
     pixels: np.ndarray | None
     text: str
@@ -77,23 +87,28 @@ class Prepared:
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Texts and images -> vectors of one space."""
+    """Texts and images -> vectors of one space.
+
+    Attributes:
+        kind: Name of the family in a stored configuration.
+        dim: Dimensions of the vectors.
+    """
 
     kind: str
     dim: int
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """An RGB image as the array this encoder takes. Called from many threads."""
+        """Convert an RGB image to the array this encoder takes. Called from many threads."""
         ...
 
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
-        """One row for each input; the same input gives the same vector whatever else is in the batch."""
+        """Vectors of all inputs, in order. A vector does not depend on the rest of the batch."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """What has to be saved beside the configuration: weights, and files such as a tokenizer's as uint8 tensors."""
+        """Tensors to save beside the configuration: weights, and files such as a tokenizer's as uint8 tensors."""
         ...
 
     def config(self) -> dict[str, Any]:
-        """The JSON-serialisable configuration from which `load_encoder` makes the encoder again."""
+        """The configuration, JSON-serialisable, from which `load_encoder` restores the encoder."""
         ...

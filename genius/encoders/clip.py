@@ -1,9 +1,7 @@
-"""CLIP, SigLIP and SigLIP 2 of `transformers`, and OpenAI-named CLIP weights such as UniIR's, as encoders.
+"""CLIP, SigLIP and SigLIP 2 of `transformers`, and CLIP weights in OpenAI's format such as UniIR's, as encoders.
 
-Knows how these networks want their images and texts; knows nothing of items, codes or losses.
-
-Vectors are the networks' own, not normalised: UniIR's score fusion sums the raw image and text vectors and normalises
-only the sum (as `Vectors.embedding` does), and the published fusion was trained on raw vectors.
+Vectors are not normalised: UniIR's score fusion normalises only the sum of image and text vector (as
+`Vectors.embedding` does), and the published fusion was trained on raw vectors.
 """
 
 import html
@@ -13,7 +11,7 @@ import string
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from pickle import UnpicklingError  # what torch raises when it refuses a file; nothing is unpickled here
+from pickle import UnpicklingError  # raised by torch when it refuses a file; nothing is unpickled here
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
 from genius.encoders.base import Prepared, Vectors
-from genius.encoders.image_transform import Framing
+from genius.encoders.image_transform import ImageTransform
 from genius.encoders.model_files import local_folder, needs_extra, reason
 from genius.encoders.openai_weights import bare_names, inferred_config, renamed, some
 from genius.errors import BadModel
@@ -36,15 +34,22 @@ NEEDED = ("config.json", "model.safetensors", "preprocessor_config.json", "token
 OPENAI_TOKENIZER = "openai/clip-vit-large-patch14"
 IMAGES_A_BATCH = 64
 TOKENS_A_BATCH = 8192
-MAX_CHARACTERS = 8192  # what no tokenizer brings down to its 77 tokens need not be tokenized first
-VOLATILE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")  # say nothing about the network
+MAX_CHARACTERS = 8192  # texts are cut here before tokenizing: more characters than 77 tokens hold
+VOLATILE = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")  # do not describe the network
 
 
 class ClipEncoder:
-    """A two-tower network with its tokenizer and its framing of images.
+    """A two-tower network with its tokenizer and its image transform.
 
-    `model` is the network of `transformers`, for training; `image_vectors` and `text_vectors` let gradients through.
-    On a CUDA device it computes in half precision (CLIP float16, SigLIP bfloat16), elsewhere in float32.
+    `image_vectors` and `text_vectors` keep gradients, for training. On a CUDA device the network computes in half
+    precision (CLIP float16, SigLIP bfloat16), elsewhere in float32.
+
+    Args:
+        model: The network of `transformers`.
+        transform: Preprocessing of images.
+        tokenizer: None for an encoder of images alone.
+        config: As from `config`.
+        device: Device of the network.
     """
 
     kind = "clip"
@@ -52,14 +57,14 @@ class ClipEncoder:
     def __init__(
         self,
         model: nn.Module,
-        framing: Framing,
+        transform: ImageTransform,
         tokenizer: Tokenizer | None,
         config: dict[str, Any],
         device: str = "cpu",
     ) -> None:
         self._config = config
         self.family: str = config["model"]["model_type"]
-        self.framing = framing
+        self.transform = transform
         self.tokenizer = tokenizer
         self._tokenizer_text = tokenizer.to_str() if tokenizer else ""
         self.length: int = config["tokens"]["length"]
@@ -76,44 +81,46 @@ class ClipEncoder:
 
     @classmethod
     def from_hub(cls, name: str | os.PathLike[str], device: str = "cpu") -> "ClipEncoder":
-        """The CLIP or SigLIP in a folder of `transformers`' layout, or the hub's model `owner/name`."""
+        """Load a folder in the layout of `transformers`, or `owner/name` of the hub."""
         folder = local_folder(name, NEEDED)
         config = _read_json(folder, "config.json", name)
         family = str(config.get("model_type"))
         if family not in FAMILIES:
-            raise BadModel(f"{name} is a model of type {family!r}; CLIP, SigLIP and SigLIP 2 are known here.")
+            raise BadModel(f"{name} is a model of type {family!r}; only CLIP, SigLIP and SigLIP 2 are supported.")
         if not any(folder.glob("model*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
-            raise BadModel(f"{name} is not whole: model.safetensors is missing. Copy it into the folder.")
-        framing = Framing.from_processor(_processor(folder, name), family)
+            raise BadModel(f"{name} is incomplete: model.safetensors is missing. Copy it into the folder.")
+        transform = ImageTransform.from_processor(_processor(folder, name), family)
         tokenizer, clean, pad = _words(folder, family, name)
         model = _load(name, pretrained_model_name_or_path=str(folder), local_files_only=True).float()
         described = {
             "kind": cls.kind,
             "source": str(name) if folder != Path(name) else folder.resolve().name,
             "model": _plain(model.config.to_dict()),
-            "pixels": framing.to_dict(),
+            "pixels": transform.to_dict(),
             "tokens": {"length": model.config.text_config.max_position_embeddings, "pad": pad, "clean": clean},
         }
-        return cls(model, framing, tokenizer, described, device)
+        return cls(model, transform, tokenizer, described, device)
 
     @classmethod
     def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "ClipEncoder":
+        """Restore from a stored configuration and state."""
         weights = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
         model = _build(config["model"], weights, config["source"])
         stored = state["tokenizer"].numpy().tobytes().decode()
         tokenizer = Tokenizer.from_str(stored) if stored else None
-        return cls(model, Framing.from_dict(config["pixels"]), tokenizer, config, device)
+        return cls(model, ImageTransform.from_dict(config["pixels"]), tokenizer, config, device)
 
     def config(self) -> dict[str, Any]:
+        """See `Encoder.config`."""
         return self._config
 
     def state(self) -> dict[str, Tensor]:
-        """All weights, and the tokenizer's file as bytes."""
+        """All weights, and the tokenizer file as bytes."""
         words = torch.from_numpy(np.frombuffer(self._tokenizer_text.encode(), np.uint8).copy())
         return {f"model.{name}": value.cpu() for name, value in self.model.state_dict().items()} | {"tokenizer": words}
 
     def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> "ClipEncoder":
-        """Moves the network. dtype: what it computes in; the weights stay as they are."""
+        """Move the network. dtype: type of its computations; the weights keep theirs."""
         try:
             self.model.to(device)
         except (RuntimeError, AssertionError) as error:
@@ -124,50 +131,51 @@ class ClipEncoder:
         return self
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """(height, width, 3) uint8: a quarter of the memory of the scaled values, which `image_vectors` makes."""
-        return self.framing.pixels(image)
+        """Resize and crop an RGB image: (height, width, 3) uint8. `image_vectors` scales it."""
+        return self.transform.pixels(image)
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+        """See `Encoder.encode`."""
         image = np.zeros((len(inputs), self.dim), dtype=np.float32)
         text = np.zeros((len(inputs), self.dim), dtype=np.float32)
         images = [(i, given.pixels) for i, given in enumerate(inputs) if given.pixels is not None]
-        written = [i for i, given in enumerate(inputs) if given.text]
-        with show_progress("encoding", len(images) + len(written), progress) as advance:
+        with_text = [i for i, given in enumerate(inputs) if given.text]
+        with show_progress("encoding", len(images) + len(with_text), progress) as advance:
             for start in range(0, len(images), IMAGES_A_BATCH):
                 batch = images[start : start + IMAGES_A_BATCH]
                 image[[i for i, _ in batch]] = _numbers(self.image_vectors([pixels for _, pixels in batch]))
                 advance(len(batch))
-            ids = self.tokens([inputs[i].text for i in written])
+            ids = self.tokens([inputs[i].text for i in with_text])
             for rows in _batches([len(i) for i in ids]):
-                text[[written[r] for r in rows]] = _numbers(self.token_vectors([ids[r] for r in rows]))
+                text[[with_text[r] for r in rows]] = _numbers(self.token_vectors([ids[r] for r in rows]))
                 advance(len(rows))
         return Vectors(image, text)
 
     def image_vectors(self, pixels: Sequence[np.ndarray]) -> Tensor:
-        """(n, dim) float32 on the encoder's device, for images as `pixels` gives them."""
-        if self.framing.patches is not None:
+        """Vectors of images as `pixels` returns them: (n, dim) float32 on the encoder's device."""
+        if self.transform.patches is not None:
             given = self._patches(pixels)
         else:
-            values = self.framing.values(torch.from_numpy(np.stack(pixels)).to(self.device))
+            values = self.transform.values(torch.from_numpy(np.stack(pixels)).to(self.device))
             given = {"pixel_values": values.permute(0, 3, 1, 2)}
         with self._precision():
             return _pooled(self.model.get_image_features(**given))  # type: ignore[operator]
 
     def text_vectors(self, texts: Sequence[str]) -> Tensor:
-        """(n, dim) float32 on the encoder's device."""
+        """Vectors of texts: (n, dim) float32 on the encoder's device."""
         ids = self.tokens(texts)
         longest = max(len(i) for i in ids)
-        # A CLIP reads from left to right and is asked at its end token: what stands behind that changes nothing.
+        # CLIP's text tower is causal and pooled at the end token: tokens after it change nothing.
         return self.token_vectors([i + [i[-1]] * (longest - len(i)) for i in ids])
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids, cut at the model's length; a SigLIP's padded to it, as in its training."""
+        """Token ids, truncated to the model's length; for SigLIP also padded to it, as in its training."""
         if not texts:
             return []
         if self.tokenizer is None:
             raise BadModel(
-                f"The encoder ({self._config['source']}) has no tokenizer, so that it reads images only. Put the "
+                f"The encoder ({self._config['source']}) has no tokenizer and reads images only. Put the "
                 f"tokenizer.json of {OPENAI_TOKENIZER} beside the weights and convert again."
             )
         cleaned = [CLEANERS[self.clean](text[:MAX_CHARACTERS]) for text in texts]
@@ -175,15 +183,15 @@ class ClipEncoder:
         return ids if self.pad is None else [i + [self.pad] * (self.length - len(i)) for i in ids]
 
     def token_vectors(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """(n, dim) float32 for rows of token ids of one length. No mask: SigLIP was trained to see its padding."""
+        """Vectors of token ids of one length: (n, dim) float32. No mask, since SigLIP was trained without one."""
         with self._precision():
             given = torch.tensor(ids, device=self.device)
             return _pooled(self.model.get_text_features(input_ids=given))  # type: ignore[operator]
 
     def _patches(self, pixels: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Images of several proportions as one batch: patches, filled up with zeros, and which are real."""
-        pieces, shapes = zip(*(self.framing.patch_values(image) for image in pixels), strict=True)
-        most = self.framing.patches or 0
+        """Images of different proportions as one batch: zero-padded patches and their mask."""
+        pieces, shapes = zip(*(self.transform.patch_values(image) for image in pixels), strict=True)
+        most = self.transform.patches or 0
         values = torch.stack([nn.functional.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
         mask = torch.tensor([[1] * len(piece) + [0] * (most - len(piece)) for piece in pieces])
         given = {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
@@ -195,12 +203,12 @@ class ClipEncoder:
         return torch.autocast(self.device.type, self.dtype)
 
     def _check_shapes(self) -> None:
-        if self.framing.patches is None:
+        if self.transform.patches is None:
             side = self._config["model"]["vision_config"]["image_size"]
-            if self.framing.shape != (side, side):
+            if self.transform.shape != (side, side):
                 raise BadModel(
-                    f"The preprocessing of {self._config['source']} gives images of {self.framing.shape}; its "
-                    f"network wants {(side, side)}. Take config.json and preprocessor_config.json of the same model."
+                    f"The preprocessing of {self._config['source']} gives images of {self.transform.shape}, but "
+                    f"its network takes {(side, side)}. Take both JSON files of the same model."
                 )
         size, vocabulary = self._config["model"]["text_config"]["vocab_size"], self.tokenizer
         if vocabulary is not None and vocabulary.get_vocab_size() > size:
@@ -210,7 +218,7 @@ class ClipEncoder:
             )
 
 
-# OpenAI's weights and tokenizer
+# Weights and tokenizer in OpenAI's format
 
 
 def from_openai(
@@ -219,51 +227,55 @@ def from_openai(
     source: str = "clip_sf_large.pth",
     device: str = "cpu",
 ) -> ClipEncoder:
-    """A CLIP of OpenAI's tensor names (behind `clip_model.`, as in UniIR's files, or bare). Shapes are inferred.
+    """An encoder from the tensors of OpenAI's CLIP; shapes are inferred.
 
-    tokenizer: OpenAI's, which such files do not hold: see `openai_tokenizer`. Without it, only images are read.
+    Args:
+        state_dict: Tensors by OpenAI's names, with the prefix `clip_model.` (as in UniIR's files) or without.
+        tokenizer: OpenAI's tokenizer, or where it is (see `openai_tokenizer`). None: images only.
+        source: Name of the file, for configuration and messages.
+        device: Device of the network.
     """
     weights = bare_names(state_dict)
     model_config = inferred_config(weights)
     side = model_config["vision_config"]["image_size"]
-    framing = Framing.from_processor({"size": side, "crop_size": side}, "clip")
+    transform = ImageTransform.from_processor({"size": side, "crop_size": side}, "clip")
     config = {
         "kind": ClipEncoder.kind,
         "source": source,
         "model": model_config,
-        "pixels": framing.to_dict(),
+        "pixels": transform.to_dict(),
         "tokens": {"length": model_config["text_config"]["max_position_embeddings"], "pad": None, "clean": "openai"},
     }
     words = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else openai_tokenizer(tokenizer)
-    return ClipEncoder(_build(model_config, renamed(weights), source), framing, words, config, device)
+    return ClipEncoder(_build(model_config, renamed(weights), source), transform, words, config, device)
 
 
-def openai_tokenizer(*places: str | os.PathLike[str]) -> Tokenizer:
-    """OpenAI's tokenizer from the first place that has it: folders, `tokenizer.json` files, or else the hub."""
-    for place in map(Path, places):
-        if place.is_file():
-            return Tokenizer.from_file(str(place))
-        if (place / "tokenizer.json").is_file() or (place / "merges.txt").is_file():
-            return _tokenizer(place, place)
+def openai_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """OpenAI's tokenizer: a `tokenizer.json`, a folder that holds one, or else the hub's copy."""
+    path = Path(path)
+    if path.is_file():
+        return Tokenizer.from_file(str(path))
+    if (path / "tokenizer.json").is_file() or (path / "merges.txt").is_file():
+        return _tokenizer(path, path)
     folder = local_folder(OPENAI_TOKENIZER, ("tokenizer.json",), weights=False)
     return _tokenizer(folder, OPENAI_TOKENIZER)
 
 
-# The parts of a folder
+# Files of a folder
 
 
 def _read_json(folder: Path, file: str, name: object) -> dict[str, Any]:
     try:
         read: dict[str, Any] = json.loads((folder / file).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BadModel(f"{name} is not whole: {file} is missing. It needs {', '.join(NEEDED)}.") from error
+        raise BadModel(f"{name} is incomplete: {file} is missing. It needs {', '.join(NEEDED)}.") from error
     except ValueError as error:
         raise BadModel(f"{file} of {name} is damaged ({reason(error)}). Copy it again.") from error
     return read
 
 
 def _processor(folder: Path, name: object) -> dict[str, Any]:
-    """preprocessor_config.json, or its part of the newer processor_config.json."""
+    """Contents of preprocessor_config.json, or the same part of the newer processor_config.json."""
     if not (folder / "preprocessor_config.json").is_file() and (folder / "processor_config.json").is_file():
         both = _read_json(folder, "processor_config.json", name)
         if isinstance(both.get("image_processor"), dict):
@@ -272,7 +284,7 @@ def _processor(folder: Path, name: object) -> dict[str, Any]:
 
 
 def _words(folder: Path, family: str, name: object) -> tuple[Tokenizer, str | None, int | None]:
-    """Tokenizer, how texts are cleaned before it, and the token a SigLIP's texts are filled up with."""
+    """Tokenizer, name of the text cleaner (see `CLEANERS`), and the padding token of SigLIP."""
     tokenizer = _tokenizer(folder, name)
     if family == "clip":
         return tokenizer, None, None
@@ -281,8 +293,8 @@ def _words(folder: Path, family: str, name: object) -> tuple[Tokenizer, str | No
     token = stored.get("pad_token", "</s>" if made_for.startswith("SiglipT") else "<pad>")
     pad = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else str(token))
     if pad is None:
-        raise BadModel(f"tokenizer_config.json of {name} names a padding token, {token!r}, that tokenizer.json lacks.")
-    if "add_bos_token" in stored or "add_eos_token" in stored:  # this, not tokenizer.json, is what the library obeys
+        raise BadModel(f"tokenizer_config.json of {name} names padding token {token!r}, which tokenizer.json lacks.")
+    if "add_bos_token" in stored or "add_eos_token" in stored:  # transformers follows these, not tokenizer.json
         _set_ends(tokenizer, stored)
     if made_for.startswith("SiglipT"):
         return tokenizer, "words", pad
@@ -290,7 +302,7 @@ def _words(folder: Path, family: str, name: object) -> tuple[Tokenizer, str | No
 
 
 def _set_ends(tokenizer: Tokenizer, stored: dict[str, Any]) -> None:
-    """Start and end token around a text, each if the file asks for it."""
+    """Add start and end token around a text, as the file says."""
     ends = {}
     for end in ("bos", "eos"):
         token = stored.get(f"{end}_token", f"<{end}>")
@@ -309,7 +321,7 @@ def _tokenizer(folder: Path, name: object) -> Tokenizer:
             return Tokenizer.from_str(words.backend_tokenizer.to_str())
     except Exception as error:  # the tokenizers library raises bare Exception
         raise BadModel(f"The tokenizer of {name} cannot be read: {reason(error)}. Copy its files again.") from error
-    raise BadModel(f"{name} is not whole: tokenizer.json is missing. Copy it into the folder.")
+    raise BadModel(f"{name} is incomplete: tokenizer.json is missing. Copy it into the folder.")
 
 
 def _transformers() -> Any:
@@ -321,14 +333,14 @@ def _transformers() -> Any:
 
 
 def _build(config: dict[str, Any], weights: dict[str, Tensor], name: object) -> Any:
-    """The network from configuration and weights, without first filling it with random numbers."""
+    """The network from configuration and weights, without random initialisation."""
     auto = _transformers().AutoConfig
     described = auto.for_model(**config)
     return _load(name, pretrained_model_name_or_path=None, config=described, state_dict=weights)
 
 
 def _load(name: object, **given: Any) -> Any:
-    """The network, every tensor of which was in the file."""
+    """Load the network; every tensor must be in the file."""
     transformers = _transformers()
     config = given.get("config")
     auto = transformers.AutoModel if config is None else transformers.MODEL_MAPPING[type(config)]
@@ -336,8 +348,8 @@ def _load(name: object, **given: Any) -> Any:
         model, info = auto.from_pretrained(output_loading_info=True, **given)
     except UnpicklingError as error:
         raise BadModel(
-            f"{name} cannot be loaded: its .bin file holds more than numbers, and might run a stranger's program. "
-            "It was not opened; take the model as model.safetensors."
+            f"{name} cannot be loaded: its .bin file holds more than tensors, so that loading it could run code. "
+            "Use the model as model.safetensors."
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise BadModel(f"{name} cannot be loaded: {reason(error)}.") from error
@@ -355,18 +367,18 @@ def _dimensions(family: str, config: Any) -> int:
         config.text_config.projection_size or config.text_config.hidden_size,
     )
     if image != text:
-        raise BadModel(f"Image vectors of {image} and text vectors of {text} dimensions are not of one space.")
+        raise BadModel(f"Image vectors of {image} and text vectors of {text} dimensions cannot be compared.")
     return int(image)
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """As JSON keeps it, without what changes from one version of the library to the next."""
+    """JSON form without the keys that differ between versions of the library."""
     kept = {key: _plain(v) if isinstance(v, dict) else v for key, v in config.items() if key not in VOLATILE}
     out: dict[str, Any] = json.loads(json.dumps(kept))
     return out
 
 
-# Texts as the networks were trained on them
+# Text cleaning, as in the networks' training
 
 
 def _words_only(text: str) -> str:
@@ -375,7 +387,7 @@ def _words_only(text: str) -> str:
 
 
 def _as_openai(text: str) -> str:
-    """OpenAI's CLIP: HTML entities resolved (twice), curly quotes straight. (Repair of wrong encodings is left out.)"""
+    """OpenAI's CLIP: HTML entities resolved twice, curly quotes made straight. Wrong encodings are not repaired."""
     return html.unescape(html.unescape(text.translate(_STRAIGHT))).strip()
 
 
@@ -384,11 +396,11 @@ _STRAIGHT = dict.fromkeys([0x2BC, *range(0x2018, 0x201C)], "'") | dict.fromkeys(
 CLEANERS: dict[str | None, Any] = {None: str, "lower": str.lower, "words": _words_only, "openai": _as_openai}
 
 
-# Small things
+# Batches and vectors
 
 
 def _batches(lengths: Sequence[int]) -> list[np.ndarray]:
-    """Rows of one length together, so that no text needs a padding that it was not given."""
+    """Rows in batches of equal length, so that no text is padded."""
     every = np.array(lengths, dtype=np.int64)
     batches: list[np.ndarray] = []
     for length in np.unique(every):
@@ -398,7 +410,7 @@ def _batches(lengths: Sequence[int]) -> list[np.ndarray]:
 
 
 def _pooled(out: Any) -> Tensor:
-    """The vectors, which older versions of `transformers` return bare."""
+    """The vectors; older versions of `transformers` return them directly."""
     vectors: Tensor = getattr(out, "pooler_output", out)
     return vectors.float()
 
@@ -406,5 +418,5 @@ def _pooled(out: Any) -> Tensor:
 def _numbers(vectors: Tensor) -> np.ndarray:
     out: np.ndarray = vectors.cpu().numpy()
     if not np.isfinite(out).all():
-        raise BadModel("The encoder gave vectors that are not numbers. Its weights may be damaged.")
+        raise BadModel("The encoder returned NaN or infinity. Its weights may be damaged.")
     return out

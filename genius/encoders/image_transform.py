@@ -1,7 +1,6 @@
-"""An image as a CLIP or SigLIP takes it: resized, cropped and scaled as the model's own preprocessing file says.
+"""Image preprocessing of CLIP and SigLIP: resize, crop and scale, as `preprocessor_config.json` of a model says.
 
-Knows PIL and the fields of `preprocessor_config.json`; knows nothing of networks. Equal to the image processors of
-`transformers` that work with PIL, and needs neither them nor torchvision.
+Equal to the PIL-based image processors of `transformers`, without needing them or torchvision.
 """
 
 import math
@@ -20,9 +19,9 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 LARGEST = 16_000_000
-"""Pixels of a resized image before it is cropped. A ribbon of one pixel by ten thousand would need far more."""
+"""Maximum pixels of a resized image before it is cropped. An image of 1 x 10,000 pixels would need far more."""
 
-# What the image processors of the three families assume where the file is silent.
+# Defaults of the image processors of the three families.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "clip": {
         "size": {"shortest_edge": 224},
@@ -38,12 +37,19 @@ FAMILY_OF = {"CLIP": "clip", "Siglip": "siglip", "Siglip2": "siglip2"}
 
 
 @dataclass(frozen=True)
-class Framing:
-    """How an image becomes pixels.
+class ImageTransform:
+    """How an image becomes pixels. Values v become (v * scale - mean) / std.
 
-    shortest: length of the shorter edge after resizing, the longer in proportion; size: (height, width) after resizing,
-    whatever the proportion; crop: (height, width) cut from the middle; patches, patch: as many patches of patch x patch
-    pixels as fit, in the image's proportion, and no crop. Values v become (v * scale - mean) / std.
+    Attributes:
+        shortest: Length of the shorter edge after resizing; proportions are kept.
+        size: (height, width) after resizing; proportions are not kept.
+        crop: (height, width) cut from the centre.
+        patches: Maximum number of patches; the image is resized to about its own proportions, and not cropped.
+        patch: Pixels of a patch's edge.
+        resample: Resampling filter of PIL.
+        scale: Factor of the values.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
     """
 
     shortest: int | None = None
@@ -57,8 +63,8 @@ class Framing:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
 
     @classmethod
-    def from_processor(cls, stored: dict[str, Any], family: str) -> "Framing":
-        """From the contents of `preprocessor_config.json`. family: "clip", "siglip" or "siglip2"."""
+    def from_processor(cls, stored: dict[str, Any], family: str) -> "ImageTransform":
+        """Read the contents of `preprocessor_config.json`. family: "clip", "siglip" or "siglip2"."""
         name = str(stored.get("image_processor_type") or stored.get("feature_extractor_type") or "")
         family = FAMILY_OF.get(name.removesuffix("Fast").removesuffix("ImageProcessor"), family)
         given = DEFAULTS[family] | {key: value for key, value in stored.items() if value is not None}
@@ -75,20 +81,22 @@ class Framing:
         return cls(**fields)
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> "Framing":
+    def from_dict(cls, stored: dict[str, Any]) -> "ImageTransform":
+        """Read the form of `to_dict`, where JSON may have made lists of tuples."""
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields, as stored in a model's configuration."""
         return asdict(self)
 
     @property
     def shape(self) -> tuple[int, int] | None:
-        """(height, width) that all images end with, or None where they differ."""
+        """(height, width) of all transformed images, or None if it depends on the image."""
         return self.crop or self.size
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """An RGB image -> (height, width, 3) uint8, resized and cropped but not yet scaled."""
+        """Resize and crop an RGB image: (height, width, 3) uint8, not yet scaled."""
         width, height = image.size
         if self.patches is not None:
             rows, columns = patch_grid(height, width, self.patch, self.patches)
@@ -105,12 +113,12 @@ class Framing:
         return _cropped(_resized(image, height, width, self.resample), *self.crop)
 
     def values(self, pixels: Tensor) -> Tensor:
-        """(..., 3) uint8 -> the same shape in float32, scaled and normalised."""
+        """Scale and normalise: (..., 3) uint8 -> the same shape in float32."""
         mean, std = (torch.tensor(given, device=pixels.device) for given in (self.mean, self.std))
         return (pixels.float() * self.scale - mean) / std
 
     def patch_values(self, pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
-        """One image as (patches in it, patch * patch * 3) float32, and its rows and columns of patches."""
+        """One image as (patches, patch * patch * 3) float32, and its (rows, columns) of patches."""
         side = self.patch
         rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
         values = self.values(torch.from_numpy(pixels)).view(rows, side, columns, side, 3)
@@ -118,10 +126,10 @@ class Framing:
 
 
 def patch_grid(height: int, width: int, patch: int, most: int) -> tuple[int, int]:
-    """Rows and columns of the largest grid of patches of about the image's proportion; `most` patches at most.
+    """(rows, columns) of the largest grid of at most `most` patches in about the image's proportions.
 
-    The scale is found by bisection between the bounds, and to the precision, that the published preprocessing uses:
-    the exact optimum would now and then be one row more.
+    Bisection with the bounds and the precision of the published preprocessing: the exact optimum would sometimes have
+    one row more.
     """
 
     def grid(scale: float) -> tuple[int, int]:
@@ -140,7 +148,7 @@ def _resized(image: Image.Image, height: int, width: int, resample: int) -> np.n
 
 
 def _cropped(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The middle, with black around it where the image is smaller."""
+    """The centre (height, width), padded with black where the image is smaller."""
     above, left = pixels.shape[0] - height, pixels.shape[1] - width
     if above < 0 or left < 0:
         edges = [(-(gap // 2), -gap + gap // 2) if gap < 0 else (0, 0) for gap in (above, left)]
@@ -150,7 +158,7 @@ def _cropped(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _resized_middle(image: Image.Image, height: int, width: int, crop: tuple[int, int], resample: int) -> np.ndarray:
-    """Resizing and cropping in one, for images that would be huge in between; edges may differ by a rounding."""
+    """Resize and crop in one step, for images that would be huge in between. Edges may differ by a rounding."""
     rows, columns = min(crop[0], height), min(crop[1], width)
     top, left = (height - rows) // 2 * image.height / height, (width - columns) // 2 * image.width / width
     bottom, right = top + rows * image.height / height, left + columns * image.width / width
@@ -170,7 +178,7 @@ def _pair(size: Any) -> tuple[int, int]:
     if isinstance(size, int | float):
         return int(size), int(size)
     if not isinstance(size, dict) or not {"height", "width"} <= set(size):
-        raise BadModel(f"The model's preprocessor_config.json has an image size that is not understood: {size!r}.")
+        raise BadModel(f"The model's preprocessor_config.json has an unknown form of image size: {size!r}.")
     return int(size["height"]), int(size["width"])
 
 

@@ -1,4 +1,4 @@
-"""Encoders by configuration (from a model folder) and by name (from a folder or the hub)."""
+"""Loads encoders, by configuration (of a model folder) or by name (of a folder or a model on the hub)."""
 
 import os
 from typing import Any
@@ -10,7 +10,16 @@ from genius.errors import BadModel
 
 
 def load_encoder(config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> Encoder:
-    """The encoder that `config` and `state` describe. device: where it computes, for kinds that can choose."""
+    """Restore an encoder.
+
+    Args:
+        config: As from `Encoder.config`.
+        state: As from `Encoder.state`.
+        device: Device of encoders that can run elsewhere than on the CPU.
+
+    Raises:
+        BadModel: The kind of encoder is unknown, or the state does not fit.
+    """
     kind = config.get("kind")
     if kind == "mini":
         from genius.encoders.mini import MiniEncoder
@@ -28,11 +37,19 @@ def load_encoder(config: dict[str, Any], state: dict[str, Tensor], device: str =
         from genius.encoders.precomputed import PrecomputedEncoder
 
         return PrecomputedEncoder.from_state(config, state)
-    raise BadModel(f"The model wants an encoder of kind {kind!r}, which this version does not know.")
+    raise BadModel(f"The model has an encoder of kind {kind!r}, which this version does not know.")
 
 
 def pretrained_encoder(name: str | os.PathLike[str], device: str = "cpu") -> Encoder:
-    """A CLIP, SigLIP or sentence-transformers model by folder or hub id (`owner/name`), fetched if need be."""
+    """Load a CLIP, SigLIP or sentence-transformers model.
+
+    Args:
+        name: A folder, or `owner/name` on the hub, downloaded if it is not in the cache.
+        device: Device of the encoder.
+
+    Raises:
+        BadModel: There is no such model, or it is of another type.
+    """
     from genius.encoders.clip import NEEDED, ClipEncoder
     from genius.encoders.model_files import local_folder
     from genius.encoders.sentence import SentenceEncoder

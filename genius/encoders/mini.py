@@ -1,7 +1,6 @@
 """The `mini` encoder: frozen EfficientNet-Lite2 and MiniLM backbones with small trained heads, one space for both.
 
-Knows how features become vectors. Knows nothing of items, codes or losses. It is not CLIP: the backbones never met
-before the heads were trained, on some ten thousand captioned images.
+It is not CLIP: the backbones were trained separately, and the heads on about ten thousand captioned images.
 """
 
 import os
@@ -22,14 +21,22 @@ from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, Effici
 from genius.encoders.minilm import WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
 
-BLOCK = 64  # images whose feature maps are held at once
-TEXT_BLOCK = 4096  # texts whose token states are held at once
+BLOCK = 64  # images whose feature maps are in memory at once
+TEXT_BLOCK = 4096  # texts whose token states are in memory at once
 TOKENS_A_BATCH = 8192
 
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """Shape of the heads. dim: of the vectors; hidden: of residual layers; *_glances: learned queries of a tower."""
+    """Shape of the heads. The names are keys of stored configurations.
+
+    Attributes:
+        dim: Dimensions of the vectors.
+        hidden: Width of the hidden layers.
+        image_glances: Learned queries of the image's attention pool.
+        text_glances: Learned queries of the text's attention pool.
+        dropout: Dropout probability in training.
+    """
 
     dim: int = 256
     hidden: int = 1024
@@ -39,7 +46,7 @@ class HeadsConfig:
 
 
 class Projection(nn.Module):
-    """Norm, then a linear map plus a hidden layer that starts at zero."""
+    """Layer norm, then a linear map plus a residual MLP that starts at zero."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -51,41 +58,49 @@ class Projection(nn.Module):
         nn.init.zeros_(self.down.weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: (n, inputs) -> (n, outputs)."""
         x = F.dropout(self.norm(x), self.dropout, self.training)
         out: Tensor = self.linear(x) + self.down(F.dropout(F.gelu(self.up(x)), self.dropout, self.training))
         return out
 
 
 class AttentionPool(nn.Module):
-    """Attention pooling: each of a few learned queries takes its own weighted mean of a tower's places.
+    """Attention pooling by learned queries, each of which takes its own weighted mean of the positions.
 
-    Keys and values are the frozen states themselves: a linear map of either would only repeat `queries` or `out`.
+    Keys and values are the frozen states: linear maps of them would be redundant with `queries` and `out`.
+
+    Args:
+        width: Width of the states.
+        queries: Number of learned queries.
+        outputs: Width of the output.
+        dropout: Dropout probability in training.
+        positions: Number of positions with a learned bias; 0: no bias.
     """
 
-    def __init__(self, width: int, glances: int, outputs: int, dropout: float, places: int = 0) -> None:
+    def __init__(self, width: int, queries: int, outputs: int, dropout: float, positions: int = 0) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.queries = nn.Parameter(torch.randn(glances, width) * 0.02)
-        self.place = nn.Parameter(torch.zeros(places, glances))
-        self.out = nn.Linear(glances * width, outputs)
+        self.queries = nn.Parameter(torch.randn(queries, width) * 0.02)
+        self.place = nn.Parameter(torch.zeros(positions, queries))  # position bias; the name is in stored weights
+        self.out = nn.Linear(queries * width, outputs)
         self.dropout = dropout
         nn.init.normal_(self.out.weight, std=0.005)
 
     def forward(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
-        """states: (n, places, width), mask: (n, places) bool or None -> (n, outputs)."""
+        """states: (n, positions, width), mask: (n, positions) bool or None -> (n, outputs)."""
         states = self.norm(states)
-        weights = states @ self.queries.T  # (n, places, glances)
+        weights = states @ self.queries.T  # (n, positions, queries)
         if len(self.place):
             weights = weights + self.place
         if mask is not None:
             weights = weights.masked_fill(~mask[..., None], -torch.inf)
-        seen = torch.softmax(weights, dim=1).transpose(1, 2) @ states
-        out: Tensor = self.out(F.dropout(seen.flatten(1), self.dropout, self.training))
+        pooled = torch.softmax(weights, dim=1).transpose(1, 2) @ states  # (n, queries, width)
+        out: Tensor = self.out(F.dropout(pooled.flatten(1), self.dropout, self.training))
         return out
 
 
 class Heads(nn.Module):
-    """What stage 1 trains. The class probabilities tie images to words: ImageNet's classes have names."""
+    """The part that stage 1 trains. Class probabilities relate images to words, since ImageNet's classes have names."""
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
@@ -114,7 +129,7 @@ class Heads(nn.Module):
 
 
 class MiniEncoder:
-    """Heads on the two frozen backbones, each of which is loaded when first needed."""
+    """Heads on two frozen backbones, each loaded when it is first needed."""
 
     kind = "mini"
 
@@ -125,14 +140,17 @@ class MiniEncoder:
 
     @classmethod
     def from_state(cls, config: dict[str, Any], state: dict[str, Tensor]) -> "MiniEncoder":
+        """Restore from a stored configuration and weights."""
         heads = Heads(HeadsConfig(**{k: v for k, v in config.items() if k != "kind"}))
         heads.load_state_dict(state)
         return cls(heads)
 
     def config(self) -> dict[str, Any]:
+        """See `Encoder.config`."""
         return {"kind": self.kind, **asdict(self.heads.config)}
 
     def state(self) -> dict[str, Tensor]:
+        """The weights of the heads."""
         return self.heads.state_dict()
 
     @cached_property
@@ -144,10 +162,12 @@ class MiniEncoder:
         return MiniLM()
 
     def pixels(self, image: Image.Image) -> np.ndarray:
+        """Convert an RGB image to (224, 224, 3) uint8."""
         return to_pixels(image)
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+        """See `Encoder.encode`."""
         image = np.zeros((len(inputs), self.dim), dtype=np.float32)
         text = np.zeros((len(inputs), self.dim), dtype=np.float32)
         with_image = [i for i, given in enumerate(inputs) if given.pixels is not None]
@@ -172,12 +192,12 @@ class MiniEncoder:
 
 @torch.inference_mode()
 def encode_states(heads: Heads, states: TokenStates) -> np.ndarray:
-    """Text vectors (n, dim) of packed token states; texts of one length go together, so that none is padded."""
+    """Text vectors (n, dim) of packed token states. Texts of one length form a batch, so that none is padded."""
     out = np.empty((len(states), heads.config.dim), dtype=np.float32)
     for length in np.unique(states.lengths):
         same = np.flatnonzero(states.lengths == length)
         for rows in np.array_split(same, -(-len(same) * int(length) // TOKENS_A_BATCH)):
             out[rows] = heads.encode_text(*states.padded(rows)).numpy()
     if not np.isfinite(out).all():
-        raise BadModel("The text head gave vectors that are not numbers. The model folder may be damaged.")
+        raise BadModel("The text head returned NaN or infinity. The model folder may be damaged.")
     return out

@@ -1,7 +1,4 @@
-"""all-MiniLM-L6-v2 as a frozen text backbone: strings -> token states.
-
-Knows BERT's arithmetic and the tokenizer; knows nothing of heads, instructions or images.
-"""
+"""all-MiniLM-L6-v2 as a frozen text backbone: strings -> token states."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,11 +18,11 @@ LAYERS = 6
 HEADS = 12
 MAX_TOKENS = 128
 TOKENS_A_BATCH = 4096
-FEW_TOKENS = 64  # are not worth another batch
+FEW_TOKENS = 64  # smaller batches are not worth their overhead
 
 
 class BertLayer(nn.Module):
-    """One post-norm transformer layer of BERT. Texts that attend together have the same number of tokens: no mask."""
+    """One post-norm transformer layer of BERT, without a mask: texts of a batch have the same number of tokens."""
 
     def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
@@ -42,26 +39,26 @@ class BertLayer(nn.Module):
         return self.transform(x, self.attend(self.qkv(x)))
 
     def packed(self, x: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
-        """x: (tokens in all, width) -> the same. shapes: so many texts of so many tokens each follow one another."""
+        """x: (total tokens, width) -> the same. shapes: (number of texts, tokens of each) of consecutive groups."""
         parts = self.qkv(x).split([n * tokens for n, tokens in shapes])
         attended = [self.attend(part.view(*shape, -1)).flatten(0, 1) for part, shape in zip(parts, shapes, strict=True)]
         return self.transform(x, torch.cat(attended))
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """(n, tokens, 3 * width) -> (n, tokens, width)"""
+        """Self-attention: (n, tokens, 3 * width) -> (n, tokens, width)."""
         n, tokens, triple = qkv.shape
         q, k, v = qkv.view(n, tokens, 3, self.heads, triple // 3 // self.heads).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, tokens, triple // 3)
 
     def transform(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention."""
+        """The layer after attention: output projection, norm, feed-forward, norm."""
         x = self.norm_1(x + self.attended(attended))
         out: Tensor = self.norm_2(x + self.down(F.gelu(self.up(x))))
         return out
 
 
 def layer_weights(weights: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
-    """The state dict of a `BertLayer` for layer `layer` of the published model."""
+    """The state dict of `BertLayer` number `layer`, from the published model's weights."""
     at = f"encoder.layer.{layer}."
     names = {
         "attended": "attention.output.dense",
@@ -79,7 +76,12 @@ def layer_weights(weights: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
 
 @dataclass
 class TokenStates:
-    """Token states of many texts, packed. states: (tokens in all, width) float; offsets: (n + 1,) int64."""
+    """Token states of n texts, packed.
+
+    Attributes:
+        states: (total tokens, width) float.
+        offsets: (n + 1,) int64, where each text begins.
+    """
 
     states: np.ndarray
     offsets: np.ndarray
@@ -89,17 +91,18 @@ class TokenStates:
 
     @property
     def lengths(self) -> np.ndarray:
+        """(n,) number of tokens."""
         return np.diff(self.offsets)
 
     def take(self, rows: np.ndarray) -> "TokenStates":
-        """The states of these texts alone."""
+        """The states of some texts. rows: their numbers."""
         lengths = self.lengths[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         at = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return TokenStates(self.states[at], offsets)
 
     def padded(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
-        """(n, longest, width) float32 and the mask (n, longest), or None where no row is padded."""
+        """(n, longest, width) float32 and the mask (n, longest), which is None where no row is padded."""
         lengths = self.lengths[rows]
         longest = int(lengths.max())
         at = self.offsets[rows][:, None] + np.arange(longest)
@@ -120,9 +123,9 @@ class MiniLM(nn.Module):
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_truncation(MAX_TOKENS)
         self.tokenizer.no_padding()
-        # A copy: what is mapped from the file would be read piece by piece, as new words come.
+        # A copy: a memory-mapped table would be read page by page, as new words occur.
         self.words = nn.Embedding.from_pretrained(weights["embeddings.word_embeddings.weight"].clone())
-        # All our texts are one segment, so its type embedding is a constant that the positions can carry.
+        # All texts are one segment: its type embedding is a constant, added to the positions here.
         types = weights["embeddings.token_type_embeddings.weight"][0]
         self.positions = nn.Embedding.from_pretrained(weights["embeddings.position_embeddings.weight"] + types)
         self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
@@ -134,8 +137,8 @@ class MiniLM(nn.Module):
         self.requires_grad_(False).eval()
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids with [CLS] and [SEP]; longer texts are cut at MAX_TOKENS."""
-        # Tokenizing is linear in the characters, of which no more than a few a token can survive the cut.
+        """Token ids with [CLS] and [SEP], truncated to MAX_TOKENS."""
+        # Cut long texts first: tokenizing takes time linear in their characters.
         return [e.ids for e in self.tokenizer.encode_batch([t[: 64 * MAX_TOKENS] for t in texts])]
 
     @torch.inference_mode()
@@ -150,7 +153,7 @@ class MiniLM(nn.Module):
         """Token states of all texts."""
         ids = self.tokenize(texts)
         batches, offsets = self.plan(ids, least=torch.get_num_threads())
-        # Not float16: that would blow up the last bit, which depends on the batch, to a thousandth.
+        # Not float16: the last bit depends on the batch, and rounding would enlarge that to a thousandth.
         states = np.empty((int(offsets[-1]), WIDTH), dtype=np.float32)
 
         def fill(block: slice) -> None:
@@ -163,9 +166,14 @@ class MiniLM(nn.Module):
 
     @staticmethod
     def plan(ids: Sequence[Sequence[int]], least: int = 1) -> tuple[list[np.ndarray], np.ndarray]:
-        """Batches of rows, the shortest texts first, and the offsets of the packed states.
+        """Divide texts into batches, the shortest first.
 
-        least: so many batches, where there is enough for them.
+        Args:
+            ids: Token ids of each text.
+            least: Minimum number of batches, if there are enough tokens.
+
+        Returns:
+            The rows of each batch, and the offsets (n + 1,) of the packed states.
         """
         lengths = np.array([len(i) for i in ids], dtype=np.int64)
         order = np.argsort(lengths, kind="stable")
@@ -176,15 +184,15 @@ class MiniLM(nn.Module):
 
     @torch.inference_mode()
     def fill(self, states: np.ndarray, offsets: np.ndarray, ids: Sequence[Sequence[int]], rows: np.ndarray) -> None:
-        """Writes the states of one batch of `plan` to their places.
+        """Compute one batch of `plan` and write it to `states`.
 
-        The tokens of all texts go through the layers as one matrix, so that weights are read once; only texts of one
-        length attend together, so that none is ever padded.
+        All tokens go through the linear layers as one matrix; attention runs on groups of texts of one length, so that
+        no text is padded.
         """
         lengths, counts = np.unique([len(ids[row]) for row in rows], return_counts=True)
         shapes = list(zip(counts.tolist(), lengths.tolist(), strict=True))
-        places = torch.cat([self.positions.weight[:length].repeat(n, 1) for n, length in shapes])
-        x = self.norm(self.words(torch.tensor([token for row in rows for token in ids[row]])) + places)
+        positions = torch.cat([self.positions.weight[:length].repeat(n, 1) for n, length in shapes])
+        x = self.norm(self.words(torch.tensor([token for row in rows for token in ids[row]])) + positions)
         for layer in self.layers:
             x = cast(BertLayer, layer).packed(x, shapes)
         states[np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])] = x.numpy()

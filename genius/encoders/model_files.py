@@ -1,7 +1,4 @@
-"""Where an encoder's files are: a folder on this machine, or a model hub's `owner/name`.
-
-Knows how to find or fetch files, and which sentence to say when they cannot be had; knows nothing of what is in them.
-"""
+"""Finds the files of a model: in a local folder, or downloaded from the hub by `owner/name`."""
 
 import os
 import re
@@ -12,13 +9,19 @@ from genius.errors import BadModel, GeniusError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SMALL = ("*.json", "*.txt", "*.model")
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # the second only where there is none of the first
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # the second only where the first is absent
 
 
 def local_folder(name: str | os.PathLike[str], needed: Sequence[str], weights: bool = True) -> Path:
-    """The folder `name`, or the local copy of the hub's model `name`, fetched if need be.
+    """The folder of a model.
 
-    needed: the files that make it whole, for the sentence that is said when they cannot be had.
+    Args:
+        name: A folder, or `owner/name` on the hub, downloaded if it is not in the cache.
+        needed: Files of a complete model, named in error messages.
+        weights: Also download weights.
+
+    Raises:
+        BadModel: There is no such folder, and the hub has no such model or cannot be reached.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -35,16 +38,17 @@ def local_folder(name: str | os.PathLike[str], needed: Sequence[str], weights: b
             folder = Path(snapshot_download(str(name), allow_patterns=[*SMALL, *WEIGHTS]))
     except (OSError, ValueError) as error:  # no network, no such model, no permission
         raise BadModel(
-            f"{name} is no folder, is not among the models fetched earlier, and the hub did not give it "
+            f"{name} is neither a folder nor in the local cache, and could not be downloaded from the hub "
             f"({reason(error)}). Copy {files} of {name} into one folder on this machine and give that folder instead."
         ) from error
     return folder
 
 
 def needs_extra(what: str, package: str) -> GeniusError:
+    """The error for a missing optional package. what: the beginning of the sentence, such as "Models need"."""
     return GeniusError(f'{what} the package {package}. Install it: pip install "genius-search[clip]"')
 
 
 def reason(error: BaseException) -> str:
-    """The first line of a library's message, without its full stop."""
+    """First line of a library's error message, without its full stop."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""OpenAI's names of a CLIP's tensors, and those of `transformers`. Knows names and shapes, no arithmetic."""
+"""Converts the tensors of OpenAI's CLIP to the names and the configuration of `transformers`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -31,20 +31,20 @@ IN_BLOCK = {
     "mlp.c_proj": "mlp.fc2",
 }
 BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)")
-IGNORED = {"input_resolution", "context_length", "vocab_size"}  # numbers that OpenAI's own files carry
+IGNORED = {"input_resolution", "context_length", "vocab_size"}  # scalars in OpenAI's own files
 
 
 def bare_names(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without `clip_model.` before the names, and without what does not belong to the CLIP."""
+    """The CLIP's tensors, without the prefix `clip_model.` and in float32."""
     behind = [name for name in state_dict if name.startswith("clip_model.")] or list(state_dict)
     bare = {re.sub(r"^(clip_model\.)+", "", name): state_dict[name] for name in behind}
     return {name: value.detach().float() for name, value in bare.items() if name not in IGNORED}
 
 
 def inferred_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The `transformers` configuration that the shapes speak of. OpenAI's heads are all 64 wide."""
+    """The `transformers` configuration, inferred from shapes. OpenAI's heads are all 64 wide."""
     if any(name.startswith("visual.layer1.") for name in weights):
-        raise BadModel("This CLIP looks at images with a ResNet; only vision transformers (ViT-...) can be read.")
+        raise BadModel("This CLIP has a ResNet as image encoder; only vision transformers (ViT-...) are supported.")
     shape_of = {name: tuple(value.shape) for name, value in weights.items()}
     try:
         length, width = shape_of["positional_embedding"]
@@ -74,7 +74,8 @@ def inferred_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    out: dict[str, Tensor] = {"logit_scale": torch.tensor(0.0)}  # if it is not given: no vector depends on it
+    """The tensors under the names of `transformers`."""
+    out: dict[str, Tensor] = {"logit_scale": torch.tensor(0.0)}  # default: no vector depends on it
     unknown = []
     for name, value in weights.items():
         stem, _, kind = name.rpartition(".")
@@ -99,11 +100,11 @@ def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             unknown.append(name)
     if unknown:
-        raise BadModel(f"These tensors belong to no CLIP of OpenAI's: {some(unknown)}. Give the CLIP's own file.")
+        raise BadModel(f"These tensors are not part of OpenAI's CLIP: {some(unknown)}. Give the CLIP's own file.")
     return out
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
+    """The first five names, and the number of others."""
     listed = sorted(names)
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

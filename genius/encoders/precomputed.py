@@ -1,4 +1,4 @@
-"""No encoder: for models that are given ready image and text vectors. Knows only how long the vectors are."""
+"""The encoder of models that work on precomputed image and text vectors: it refuses to encode."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -12,32 +12,37 @@ from genius.errors import BadModel
 
 
 class PrecomputedEncoder:
-    """Stands where an encoder would; whoever asks it for vectors is told what is missing."""
+    """Knows only the dimensions of the vectors; encoding raises BadModel."""
 
-    kind = "ready"
+    kind = "ready"  # as stored in configurations
 
     def __init__(self, dim: int) -> None:
         self.dim = dim
 
     @classmethod
     def from_state(cls, config: dict[str, Any], state: dict[str, Tensor]) -> "PrecomputedEncoder":
+        """Restore from a stored configuration."""
         return cls(int(config["dim"]))
 
     def config(self) -> dict[str, Any]:
+        """See `Encoder.config`."""
         return {"kind": self.kind, "dim": self.dim}
 
     def state(self) -> dict[str, Tensor]:
+        """Nothing to save."""
         return {}
 
     def pixels(self, image: Image.Image) -> np.ndarray:
+        """Raise BadModel."""
         self._refuse()
 
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+        """Raise BadModel."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:
         raise BadModel(
-            "This model has no encoder: it works from ready image and text vectors "
-            f"(arrays of {self.dim} dimensions, genius.encoders.Vectors). To search by words and images, convert it "
+            "This model has no encoder: it works on precomputed image and text vectors "
+            f"(genius.encoders.base.Vectors of {self.dim} dimensions). To search by words and images, convert it "
             "again with the encoder's file: genius convert --clip clip_sf_large.pth --rq F --decoder F OUT."
         )

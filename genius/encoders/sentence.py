@@ -1,6 +1,6 @@
-"""A sentence-transformers model as a text encoder. Knows texts only; images are refused.
+"""A sentence-transformers model as a text encoder.
 
-The model's files become part of ours: its weights as tensors, its other files (tokenizer, pooling, ...) as bytes.
+The library's files are stored in the model folder: weights as tensors, other files (tokenizer, pooling, ...) as bytes.
 """
 
 import os
@@ -23,18 +23,18 @@ from genius.runtime.progress import show_progress
 
 NEEDED = ("modules.json", "config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json")
 BATCH = 64
-BLOCK = 1024  # texts between two steps of the progress bar; within a block the library sorts by length
+BLOCK = 1024  # texts per call of the library, which sorts them by length; the progress bar advances after each
 LEFT_OUT = ("README.md",)
-FILE, WEIGHT = "file/", "weight/"  # how names in the state begin: file/<path>, weight/<path>/<tensor>
+FILE, WEIGHT = "file/", "weight/"  # prefixes of names in the state: file/<path>, weight/<path>/<tensor>
 
 
 class SentenceEncoder:
-    """Text vectors as the library gives them; normalised only where the model itself ends so."""
+    """Text vectors as the library returns them: normalised only if the model ends with a normalising module."""
 
     kind = "sentence"
 
     def __init__(self, model: Any, source: str, files: dict[str, Tensor] | None = None) -> None:
-        """files: everything but weights, as `state` gave it; the library writes some otherwise the second time."""
+        """files: all but weights, as stored before. The library does not always write the same bytes again."""
         self.model = model.eval().requires_grad_(False)
         self.source = source
         self._files = files or {}
@@ -43,32 +43,37 @@ class SentenceEncoder:
 
     @classmethod
     def from_hub(cls, name: str | os.PathLike[str], device: str = "cpu") -> "SentenceEncoder":
-        """The model in a folder, or the hub's model `owner/name`."""
+        """Load a folder, or `owner/name` of the hub."""
         folder = local_folder(name, NEEDED)
         if not (folder / "modules.json").is_file():
-            raise BadModel(f"{name} is no sentence-transformers model: modules.json is missing.")
+            raise BadModel(f"{name} is not a sentence-transformers model: modules.json is missing.")
         return cls(_open(folder, str(name), device), str(name) if folder != Path(name) else folder.resolve().name)
 
     @classmethod
     def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "SentenceEncoder":
+        """Restore from a stored configuration and state."""
         with tempfile.TemporaryDirectory() as folder:
             _unpack(state, Path(folder))
             files = {name: value for name, value in state.items() if name.startswith(FILE)}
             return cls(_open(Path(folder), config["source"], device), config["source"], files)
 
     def config(self) -> dict[str, Any]:
+        """See `Encoder.config`."""
         return {"kind": self.kind, "source": self.source}
 
     def state(self) -> dict[str, Tensor]:
+        """Weights and files of the model."""
         with tempfile.TemporaryDirectory() as folder:
             self.model.save(folder, create_model_card=False)
             return {name: self._files.get(name, value) for name, value in _pack(Path(folder))}
 
     def pixels(self, image: Image.Image) -> np.ndarray:
+        """Raise BadImage: the model reads texts only."""
         raise BadImage(f"The model's encoder ({self.source}) reads texts only. Use a model with a CLIP for images.")
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+        """See `Encoder.encode`."""
         if any(given.pixels is not None for given in inputs):
             raise BadModel(f"The model's encoder ({self.source}) reads texts only, but was given an image.")
         text = np.zeros((len(inputs), self.dim), dtype=np.float32)
@@ -97,7 +102,7 @@ def _open(folder: Path, name: str, device: str) -> Any:
 
 
 def _pack(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every file of a saved model: weights tensor by tensor, the rest as bytes."""
+    """All files of a saved model as named tensors."""
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
         if path.suffix == ".safetensors":
@@ -107,7 +112,7 @@ def _pack(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _unpack(state: dict[str, Tensor], folder: Path) -> None:
-    """Writes what `_pack` read; a path that leads out of the folder is refused."""
+    """Write the files of a state; a path outside the folder is refused."""
     weights: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
         if name.startswith(FILE):

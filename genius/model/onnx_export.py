@@ -228,20 +228,20 @@ def encoder_files(encoder: Encoder) -> Files:
 
 def _clip_files(encoder: "ClipEncoder") -> Files:
     """Pixels as `encoder.pixels` gives them, token ids as `encoder.tokens` does; the texts of a batch equally long."""
-    framing, model = encoder.framing, cast(Any, encoder.model)
-    if framing.shape is None:
+    transform, model = encoder.transform, cast(Any, encoder.model)
+    if transform.shape is None:
         raise GeniusError(
             "This SigLIP 2 takes images of any proportions, and resizes its positions for each one, which an ONNX "
             "file cannot do. Use one of a fixed size (without `naflex` in its name)."
         )
 
     def image(pixels: Tensor) -> Tensor:
-        return _vectors(model.get_image_features(pixel_values=framing.values(pixels).permute(0, 3, 1, 2)))
+        return _vectors(model.get_image_features(pixel_values=transform.values(pixels).permute(0, 3, 1, 2)))
 
     def text(ids: Tensor) -> Tensor:
         return _vectors(model.get_text_features(input_ids=ids))
 
-    pixels = torch.zeros(2, *framing.shape, 3, dtype=torch.uint8, device=encoder.device)
+    pixels = torch.zeros(2, *transform.shape, 3, dtype=torch.uint8, device=encoder.device)
     ids = torch.ones(2, encoder.length, dtype=torch.int64, device=encoder.device)
     length = {1: "tokens"} if encoder.pad is None else {}
     return {

@@ -1,1 +1,1 @@
-"""How the machine is used: threads, ONNX graphs, progress bars."""
+"""Threads, ONNX graphs and progress bars."""

@@ -1,7 +1,4 @@
-"""Networks written as ONNX graphs and run by ONNX Runtime, which on a CPU is quicker than torch.
-
-Knows how nodes and weights become a session; knows nothing of any particular network.
-"""
+"""Builds ONNX graphs and runs them with ONNX Runtime, which is faster than torch on a CPU."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,46 +12,51 @@ Inputs = dict[str, tuple[Any, Shape]]
 
 
 class Graph:
-    """Collects nodes and weights. A tensor is known by its name, which `node` and `constant` return."""
+    """Collects nodes and weights. Methods take and return the names of tensors."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
 
     def constant(self, value: Any) -> str:
+        """A weight or constant."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
     def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        """A node of one output. kind: the operator's name; output: a name of your own."""
         output = output or f"n{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
         return output
 
     def reshape(self, x: str, *shape: int) -> str:
-        """0 keeps a dimension, -1 is what is left."""
+        """Reshape: 0 keeps a dimension, -1 infers it."""
         return self.node("Reshape", x, self.constant(np.array(shape, np.int64)))
 
     def slice(self, x: str, start: int, stop: int, axis: int, output: str | None = None) -> str:
+        """x[start:stop] along an axis."""
         return self.node("Slice", x, *(self.constant(np.array([v])) for v in (start, stop, axis)), output=output)
 
-    def split(self, x: str, parts: int, axis: int) -> list[str]:
-        """Equal parts along an axis."""
-        names = [f"n{len(self.nodes)}_{part}" for part in range(parts)]
-        self.nodes.append(helper.make_node("Split", [x], names, axis=axis))
-        return names
-
     def squeeze(self, x: str, axis: int) -> str:
+        """Remove an axis of length one."""
         return self.node("Squeeze", x, self.constant(np.array([axis])))
 
     def unsqueeze(self, x: str, axis: int) -> str:
+        """Insert an axis of length one."""
         return self.node("Unsqueeze", x, self.constant(np.array([axis])))
 
     def transpose(self, x: str, *order: int) -> str:
+        """Permute the axes."""
         return self.node("Transpose", x, perm=list(order))
 
     def model(self, inputs: Inputs, outputs: Mapping[str, Shape]) -> bytes:
-        """The finished ONNX model. inputs: numpy types and shapes by name; outputs are float32."""
+        """The serialised ONNX model.
+
+        Args:
+            inputs: numpy type and shape of each input, by name.
+            outputs: Shape of each output, by name; all are float32.
+        """
         graph = helper.make_graph(
             self.nodes,
             "genius",
@@ -74,7 +76,7 @@ def _value(name: str, kind: int, shape: Shape) -> Any:
 
 
 def session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
-    """Threads that have nothing to do sleep: sessions take turns, and would otherwise keep each other's cores busy."""
+    """An inference session. Its idle threads sleep: spinning ones would take cores from the other sessions."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

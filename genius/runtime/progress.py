@@ -1,4 +1,4 @@
-"""A bar with counts and rate for work on many items. Knows nothing of the work."""
+"""Progress bar with counts and rate."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def show_progress(what: str, total: int | None, show: bool = True) -> Iterator[Callable[..., None]]:
-    """A bar on stderr, named by `what`. Yields `advance(done, bad=0)`: items just done, and the bad ones so far."""
+    """Show a progress bar on stderr.
+
+    Args:
+        what: Name of the work.
+        total: Number of items, or None if unknown.
+        show: False shows nothing.
+
+    Yields:
+        `advance(done, bad=0)`: call it with the number of items just done and the total number of bad ones.
+    """
     if not show:
         yield lambda done, bad=0: None
         return

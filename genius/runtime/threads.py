@@ -1,9 +1,6 @@
-"""Work on many rows, block by block, on all of torch's threads: each block is done by one thread alone.
+"""Work on many rows in blocks, each by a single thread, on as many threads as torch has.
 
-Torch's own threads meet at the end of every operation, and the faster one waits: on a busy machine mostly for the
-scheduler. Blocks never wait for each other.
-
-Knows nothing of what is done to a block.
+Torch's own threads wait for each other after every operation; blocks do not.
 """
 
 from collections.abc import Callable
@@ -13,7 +10,11 @@ import torch
 
 
 def over_blocks(work: Callable[[slice], None], n: int, rows: int) -> None:
-    """Calls work(slice) for consecutive slices of at most `rows` of n rows; the first exception of one is raised."""
+    """Call work(slice) for consecutive slices of at most `rows` of n rows.
+
+    Raises:
+        Exception: The first exception of a block.
+    """
     blocks = [slice(start, min(start + rows, n)) for start in range(0, n, rows)]
     threads = min(torch.get_num_threads(), len(blocks))
     if threads <= 1:
@@ -25,4 +26,4 @@ def over_blocks(work: Callable[[slice], None], n: int, rows: int) -> None:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             list(pool.map(work, blocks))
     finally:
-        torch.set_num_threads(before)  # the number is each thread's own, but threads yet to start take the last one set
+        torch.set_num_threads(before)  # it is per thread, but new threads take over the last value set

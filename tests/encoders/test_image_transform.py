@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 
 from genius.data.images import load_image
-from genius.encoders.image_transform import LARGEST, Framing, patch_grid
+from genius.encoders.image_transform import LARGEST, ImageTransform, patch_grid
 from genius.errors import BadModel
 
 PROCESSORS: dict[str, tuple[str, Any]] = {
@@ -61,20 +61,20 @@ def kinds() -> dict[str, Image.Image | bytes]:
     }
 
 
-def framed(framing: Framing, image: Image.Image) -> np.ndarray:
+def transformed(transform: ImageTransform, image: Image.Image) -> np.ndarray:
     """(3, height, width) float32, as a processor returns it."""
-    return framing.values(torch.from_numpy(framing.pixels(image))).permute(2, 0, 1).numpy()
+    return transform.values(torch.from_numpy(transform.pixels(image))).permute(2, 0, 1).numpy()
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("size", SIZES)
 def test_any_size_is_framed_as_by_the_processor(name: str, size: tuple[int, int]) -> None:
     family, processor = PROCESSORS[name]
-    framing = Framing.from_processor(processor.to_dict(), family)
+    transform = ImageTransform.from_processor(processor.to_dict(), family)
     image = noise(*size)
     expected = np.asarray(processor(image)["pixel_values"][0])
-    np.testing.assert_allclose(framed(framing, image), expected, atol=1e-3)
-    assert framing.shape == expected.shape[1:]
+    np.testing.assert_allclose(transformed(transform, image), expected, atol=1e-3)
+    assert transform.shape == expected.shape[1:]
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -86,18 +86,18 @@ def test_any_kind_of_image_is_framed_as_by_the_processor(name: str, kind: str) -
     other = Image.open(io.BytesIO(given)) if isinstance(given, bytes) else given
     upright = other.transpose(Image.Transpose.ROTATE_270) if kind == "turned" else other
     expected = np.asarray(processor(upright)["pixel_values"][0])
-    framing = Framing.from_processor(processor.to_dict(), family)
-    np.testing.assert_allclose(framed(framing, load_image(given)), expected, atol=1e-3)
+    transform = ImageTransform.from_processor(processor.to_dict(), family)
+    np.testing.assert_allclose(transformed(transform, load_image(given)), expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("patches", [(16, 256), (4, 16), (14, 100)])
 def test_patches_are_those_of_the_processor(size: tuple[int, int], patches: tuple[int, int]) -> None:
     processor = transformers.Siglip2ImageProcessorPil(patch_size=patches[0], max_num_patches=patches[1])
-    framing = Framing.from_processor(processor.to_dict(), "siglip2")
+    transform = ImageTransform.from_processor(processor.to_dict(), "siglip2")
     image = noise(*size)
     expected = processor(image)
-    values, shape = framing.patch_values(framing.pixels(image))
+    values, shape = transform.patch_values(transform.pixels(image))
     assert shape == tuple(np.asarray(expected["spatial_shapes"][0]))
     assert len(values) == np.asarray(expected["pixel_attention_mask"][0]).sum() <= patches[1]
     np.testing.assert_allclose(values, np.asarray(expected["pixel_values"][0])[: len(values)], atol=1e-3)
@@ -112,11 +112,11 @@ def test_a_grid_has_at_least_one_patch_each_way_and_never_too_many() -> None:
 
 
 def test_a_ribbon_does_not_fill_the_memory() -> None:
-    framing = Framing.from_processor({}, "clip")
+    transform = ImageTransform.from_processor({}, "clip")
     ribbon = Image.fromarray(np.linspace(0, 255, 3 * 9000).reshape(9000, 1, 3).astype(np.uint8))
-    assert framing.shortest is not None
-    assert framing.shortest**2 * 9000 > LARGEST
-    out = framing.pixels(ribbon)
+    assert transform.shortest is not None
+    assert transform.shortest**2 * 9000 > LARGEST
+    out = transform.pixels(ribbon)
     assert out.shape == (224, 224, 3)
     assert np.abs(out.astype(int) - np.asarray(ribbon)[4499:4501].mean()).max() <= 2  # the middle
 
@@ -128,17 +128,17 @@ def test_old_files_give_sizes_as_bare_numbers() -> None:
         "crop_size": {"height": 336, "width": 336},
         "image_processor_type": "CLIPImageProcessor",
     }
-    assert Framing.from_processor(old, "clip") == Framing.from_processor(new, "clip")
-    assert Framing.from_processor(old, "clip").shape == (336, 336)
+    assert ImageTransform.from_processor(old, "clip") == ImageTransform.from_processor(new, "clip")
+    assert ImageTransform.from_processor(old, "clip").shape == (336, 336)
 
 
-def test_a_framing_survives_json() -> None:
+def test_an_image_transform_survives_json() -> None:
     for family in ("clip", "siglip", "siglip2"):
-        framing = Framing.from_processor({}, family)
-        stored = {key: list(v) if isinstance(v, tuple) else v for key, v in framing.to_dict().items()}
-        assert Framing.from_dict(stored) == framing
+        transform = ImageTransform.from_processor({}, family)
+        stored = {key: list(v) if isinstance(v, tuple) else v for key, v in transform.to_dict().items()}
+        assert ImageTransform.from_dict(stored) == transform
 
 
 def test_a_size_nobody_understands_is_named() -> None:
     with pytest.raises(BadModel, match="longest_edge"):
-        Framing.from_processor({"size": {"longest_edge": 7}}, "clip")
+        ImageTransform.from_processor({"size": {"longest_edge": 7}}, "clip")
