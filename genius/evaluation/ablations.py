@@ -249,8 +249,8 @@ def write_vectors(model: Genius, run: AblationRun, cache: Path | None, console: 
     if all((folder / f"{name}.npy").exists() for name in _VECTORS):
         return
     data, _, texts, images = _read(run)
-    for prefix, *names in (("", data.texts.names, data.images.names), ("test_", texts.names, images.names)):
-        vectors = encode_all(model, *names, cache, console)
+    for prefix, of_texts, of_images in (("", data.texts, data.images), ("test_", texts, images)):
+        vectors = encode_all(model, of_texts.names, of_images.names, cache, console)
         write_arrays(folder / f"{prefix}texts.npy", vectors.texts)
         write_arrays(folder / f"{prefix}images.npy", vectors.images)
 
@@ -288,7 +288,8 @@ class AblatedModel:
     @torch.inference_mode()
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """Fuse image and text vectors: (n, d) float32."""
-        parts = zip(*(torch.from_numpy(half).split(FUSE_BLOCK) for half in (vectors.image, vectors.text)), strict=True)
+        halves = (torch.from_numpy(half) for half in (vectors.image, vectors.text))
+        parts = zip(*(torch.split(half, FUSE_BLOCK) for half in halves), strict=True)
         fused: np.ndarray = torch.cat([self.fusion(image, text) for image, text in parts]).numpy()
         return fused
 
@@ -399,4 +400,4 @@ def _write_quantized(run: AblationRun, rows: Sequence[AblationRow]) -> None:
         with torch.no_grad():
             rebuilt[name] = stage.quantizer.decode(stage.quantizer.encode(stage.fusion(*pair), modality)).numpy()
     arrays = {"with": rebuilt[WITH], "without": rebuilt[WITHOUT], "modality": modality.numpy()}
-    write_arrays(run.folder() / "quantized.npz", **arrays)
+    write_arrays(run.folder() / "quantized.npz", arrays)

@@ -1,15 +1,15 @@
-"""The baselines: other people's ways to search the same vectors, so that our figures never stand alone.
+"""Baselines: other ways to search the same vectors.
 
-`build_baseline` gives four indexes of Faiss: every vector compared (flat), a graph (HNSW), and two kinds of product
-quantization (IVF-PQ, OPQ) whose codes take no more bytes an item than ours. `NearestCodes` compares the query with
-every item's own residual codes, without a decoder. All rank by inner product: cosine, for vectors of length one.
+`build_baseline` builds Faiss indexes: exhaustive search (flat), a graph (HNSW), and product quantizers (IVF-PQ, OPQ)
+whose codes take no more bytes per item than ours. `NearestCodes` compares the query with the residual codes of every
+item, without a decoder. All of them rank by inner product, which is the cosine for normalised vectors.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,37 +21,29 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 FAISS_BASELINES = ("flat", "hnsw", "ivfpq", "opq")
-HNSW_LINKS = 32  # to other items, of each item and level; twice as many at the bottom
-HNSW_BUILD, HNSW_SEARCH = 100, 64  # items kept in view while the graph is built, and while it is searched
-TRAINING_POINTS = 32_768  # at most: 128 for each of 256 centroids
-POINTS_A_LIST = 32  # at least, or there are fewer lists
-PROBED = 16  # one list in so many is searched, but no fewer than so many lists
+HNSW_LINKS = 32  # links per item and level; twice as many at the bottom
+HNSW_BUILD, HNSW_SEARCH = 100, 64  # candidates kept while the graph is built and searched
+TRAINING_POINTS = 32_768  # maximum: 128 for each of 256 centroids
+POINTS_PER_LIST = 32  # minimum; determines the number of lists
+PROBED = 16  # a search visits one list in 16, and at least 16 lists
 OPQ_ROUNDS = 20
 ROWS_AT_ONCE = 8192
 
 
-class Baseline(Protocol):
-    """A collection made ready for search.
-
-    bytes_per_item: what an item costs, counted as for our IDs: vectors, links, and codes including the number of the
-    item's list, but neither row numbers nor what is kept once for the whole collection.
-    """
-
-    name: str
-    bytes_per_item: float
-    build_seconds: float
-
-    def search(self, queries: Floats, k: int) -> Ints:
-        """queries: (q, d) -> (q, k) rows of the collection, best first; -1 where there are fewer."""
-        ...
-
-
 @dataclass
 class FaissBaseline:
-    """A built Faiss index.
+    """A Faiss index.
 
-    What `bytes_per_item` leaves out: row_bytes, an item's row number where the index must keep one; table_bytes, the
-    centroids, codebooks and rotation of the whole collection.
+    Attributes:
+        name: One of FAISS_BASELINES.
+        bytes_per_item: Storage per item, counted as for our IDs: vectors, links, and codes including the number of the
+            item's list, without row numbers and without tables of the whole collection.
+        row_bytes: Bytes of an item's row number, if the index stores it.
+        table_bytes: Bytes of centroids, codebooks and rotation.
+        build_seconds: Time to build the index.
+        threads: Threads of a search.
+        dim: Dimension of the vectors.
+        index: The index.
     """
 
     name: str
@@ -64,6 +56,15 @@ class FaissBaseline:
     index: Any
 
     def search(self, queries: Floats, k: int) -> Ints:
+        """Find k rows per query.
+
+        Args:
+            queries: (q, d) normalised vectors.
+            k: Number of rows.
+
+        Returns:
+            (q, k) rows, best first, -1 where there are fewer.
+        """
         asked = _checked(queries, "queries", self.dim)
         _check_count(k, "k")
         with _threads(self.threads):
@@ -72,10 +73,11 @@ class FaissBaseline:
 
 
 class NearestCodes:
-    """The baseline `rq`: every item's codes compared with the query, by the cosine of the vector they stand for.
+    """The baseline `rq`: ranks all items by the cosine of the query and the sum of their code vectors.
 
-    codes: (n, levels) integers; codebooks: levels arrays (size, d). Queries are fused vectors, as `Genius.fuse` gives
-    them. Codes are held as they were given; the bytes counted are those of the codes packed to whole bits a level.
+    Args:
+        codes: (n, levels) integers.
+        codebooks: (size, d) for each level.
     """
 
     name = "rq"
@@ -90,6 +92,7 @@ class NearestCodes:
         self.build_seconds = time.perf_counter() - start
 
     def search(self, queries: Floats, k: int) -> Ints:
+        """Find k rows per fused query (q, d): (q, k), best first, -1 where there are fewer."""
         asked = _checked(queries, "queries", self._vectors.table.shape[1])
         _check_count(k, "k")
         rows = np.full((len(asked), k), -1, np.int64)
@@ -97,11 +100,6 @@ class NearestCodes:
             best = top(self._vectors.scores(products, self._codes) / self._norms, k)
             rows[query, : len(best)] = best
         return rows
-
-
-def nearest_codes(queries: Floats, codes: ArrayLike, codebooks: Sequence[ArrayLike], k: int = 10) -> Ints:
-    """`NearestCodes` for one block of queries. queries: (q, d), codes: (n, levels) -> (q, k) rows, -1 for none."""
-    return NearestCodes(codes, codebooks).search(queries, k)
 
 
 def build_baseline(
@@ -113,24 +111,32 @@ def build_baseline(
     seed: int = 0,
     added: Callable[[int], object] | None = None,
 ) -> FaissBaseline:
-    """One of `FAISS_BASELINES` over vectors (n, d); equal arguments give equal answers.
+    """Build a Faiss index. Equal arguments give equal search results.
 
-    budget_bytes: what the codes of ivfpq and opq may take an item; flat and hnsw keep whole vectors and ignore it.
-    train: (m, d) vectors that centroids are learned from, `vectors` if None. Where there are few, there are fewer
-      centroids: 2**8 a sub-quantizer need 2**8 vectors.
-    added: called with the number of items added, block by block.
+    Args:
+        name: One of FAISS_BASELINES.
+        vectors: (n, d) items.
+        budget_bytes: Bytes per item that the codes of ivfpq and opq may take. flat and hnsw store whole vectors.
+        train: (m, d) vectors that centroids are learned from. Default: the items. With few vectors there are fewer
+            centroids.
+        threads: Threads of building and searching.
+        seed: Seed of centroids, rotations and the graph.
+        added: Called with the number of items added, after each block.
+
+    Raises:
+        GeniusError: Faiss is not installed, or an argument is not valid.
     """
     items = _checked(vectors, "vectors")
     if name not in FAISS_BASELINES:
         hint = " Make it with NearestCodes(codes, codebooks)." if name == NearestCodes.name else ""
         raise GeniusError(f"There is no Faiss baseline {name!r}; choose one of {', '.join(FAISS_BASELINES)}.{hint}")
     if not len(items):
-        raise GeniusError("A baseline cannot be built over no vectors. Check the pool: it is empty.")
+        raise GeniusError("There are no vectors to build a baseline from. Check the pool: it is empty.")
     _check_count(threads, "threads")
     faiss = _faiss()
     points = _training_points(items if train is None else _checked(train, "training vectors", items.shape[1]), seed)
     start = time.perf_counter()
-    # In which order items enter the graph decides how it looks, so that one thread must put them in.
+    # One thread: the graph depends on the order in which items are added.
     with _threads(1 if name == "hnsw" else threads):
         index, measure = _MAKERS[name](faiss, items, points, budget_bytes, seed)
         for first in range(0, len(items), ROWS_AT_ONCE):
@@ -144,7 +150,7 @@ def build_baseline(
 
 
 Measure = Callable[[], tuple[float, int, int]]
-"""After the items are added: bytes an item, bytes of its row number, bytes of the tables."""
+"""Called after the items are added: bytes per item, bytes of its row number, bytes of the tables."""
 
 
 def _make_flat(faiss: Any, items: Floats, points: Floats, budget: float, seed: int) -> tuple[Any, Measure]:
@@ -165,12 +171,12 @@ def _make_hnsw(faiss: Any, items: Floats, points: Floats, budget: float, seed: i
 
 
 def _make_ivfpq(faiss: Any, items: Floats, points: Floats, budget: float, seed: int) -> tuple[Any, Measure]:
-    """Items sorted into lists by their nearest centroid; the rest of the vector product-quantized."""
+    """Items in lists by their nearest centroid, residuals product-quantized."""
     dim = items.shape[1]
     list_bits = _list_bits(len(items), len(points), budget)
     lists = 2**list_bits
     parts, bits = _product(budget - list_bits / 8, dim, len(points))
-    # A rotation before, because the parts must be equally long: it spreads the vector evenly over a few more numbers.
+    # The parts must be equally long: a rotation spreads the vector over a few more dimensions.
     rotation = faiss.RandomRotationMatrix(dim, _rounded_up(dim, parts))
     rotation.init(seed)
     inner = faiss.IndexIVFPQ(
@@ -186,7 +192,7 @@ def _make_ivfpq(faiss: Any, items: Floats, points: Floats, budget: float, seed: 
 
 
 def _make_opq(faiss: Any, items: Floats, points: Floats, budget: float, seed: int) -> tuple[Any, Measure]:
-    """Product quantization of every vector, after a rotation learned for it; all codes are compared."""
+    """Product quantization after a learned rotation. A search compares all codes."""
     dim = items.shape[1]
     parts, bits = _product(budget, dim, len(points))
     rotation = faiss.OPQMatrix(dim, parts, _rounded_up(dim, parts))
@@ -197,7 +203,7 @@ def _make_opq(faiss: Any, items: Floats, points: Floats, budget: float, seed: in
         settings.seed, settings.min_points_per_centroid = seed, 1
     rotation.pq = learner
     index = faiss.IndexPreTransform(rotation, inner)
-    # Faiss writes past its buffers if there are fewer points than dimensions: they are given again and again.
+    # Faiss writes past its buffers if there are fewer points than dimensions, so repeat the points.
     index.train(np.resize(points, (max(len(points), rotation.d_out), dim)))
     rotation.pq = None  # it must not outlive `learner`
     tables = 4 * rotation.d_out * (dim + 2**bits)
@@ -213,15 +219,15 @@ _MAKERS: dict[str, Callable[[Any, Floats, Floats, float, int], tuple[Any, Measur
 
 
 def _list_bits(items: int, points: int, budget: float) -> int:
-    """About four lists for each root of the number of items, a power of two, that leave a byte for the rest."""
-    lists = max(1.0, min(4 * items**0.5, points / POINTS_A_LIST))
+    """Bits of the list number: about 4 sqrt(items) lists, leaving at least one byte for the codes."""
+    lists = max(1.0, min(4 * items**0.5, points / POINTS_PER_LIST))
     return max(0, min(int(np.log2(lists)), int(8 * (budget - 1))))
 
 
 def _product(budget: float, dim: int, points: int) -> tuple[int, int]:
-    """Number of sub-quantizers, and bits of each: as near to the whole bytes of the budget as possible, never above."""
+    """Number of sub-quantizers and bits of each, within the whole bytes of the budget."""
     if budget < 1:
-        raise GeniusError(f"{budget} bytes an item are too few for product quantization: give it at least 1.")
+        raise GeniusError(f"{budget} bytes per item are too few for product quantization. Give at least 1.")
     bits = min(8, points.bit_length() - 1)
     return min(dim, 8 * int(budget) // bits), bits
 
@@ -231,7 +237,7 @@ def _rounded_up(dim: int, parts: int) -> int:
 
 
 def _training_points(points: Floats, seed: int) -> Floats:
-    """No more than are needed, drawn by seed; two at least, because half a bit is no code."""
+    """Sample the training points; at least two, because a code needs a bit."""
     if not len(points):
         raise GeniusError(
             "A baseline cannot learn from no training vectors. Leave `train` out to learn from the items."
@@ -244,7 +250,7 @@ def _training_points(points: Floats, seed: int) -> Floats:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Faiss on so many threads; afterwards on as many as before."""
+    """Set the number of threads of Faiss inside the context."""
     faiss = _faiss()
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
@@ -267,7 +273,7 @@ def _faiss() -> Any:
 def _checked(vectors: ArrayLike, what: str, dim: int | None = None) -> Floats:
     array = np.ascontiguousarray(vectors, np.float32)
     if array.ndim != 2 or not array.shape[1]:
-        raise GeniusError(f"The {what} have shape {array.shape}; a baseline needs (n, d), a row for each.")
+        raise GeniusError(f"The {what} have shape {array.shape}; a baseline needs (n, d).")
     if dim is not None and array.shape[1] != dim:
         raise GeniusError(f"The {what} have {array.shape[1]} dimensions, the collection has {dim}; use one model.")
     bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
@@ -277,7 +283,7 @@ def _checked(vectors: ArrayLike, what: str, dim: int | None = None) -> Floats:
 
 
 def _checked_codes(codes: ArrayLike, sizes: list[int]) -> NDArray[np.integer]:
-    """In memory level after level, which is how they are read."""
+    """Check codes, and store them level by level, as they are read."""
     table = np.asfortranarray(codes)
     if table.ndim != 2 or table.dtype.kind not in "iu" or not sizes or table.shape[1] != len(sizes):
         raise GeniusError(

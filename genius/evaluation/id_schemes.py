@@ -104,7 +104,7 @@ class ClusterPaths:
         for level in range(depth):
             centres = torch.full((branches**level, branches, z.shape[1]), torch.inf)
             order = node.argsort(stable=True)
-            for rows in order.split(torch.bincount(node).tolist()):
+            for rows in torch.split(order, torch.bincount(node).tolist()):
                 if len(rows):
                     found = kmeans(z[rows], min(branches, len(rows)), generator, iterations=10)
                     centres[node[rows[0]], : len(found)] = found
@@ -128,7 +128,7 @@ class ClusterPaths:
 
     def _nearest(self, z: Tensor, node: Tensor, level: int) -> Tensor:
         """The nearest child of each vector's node, (n,)."""
-        blocks = zip(z.split(1024), node.split(1024), strict=True)
+        blocks = zip(torch.split(z, 1024), torch.split(node, 1024), strict=True)
         return torch.cat([((self.centres[level][at] - v[:, None]) ** 2).sum(-1).argmin(1) for v, at in blocks])
 
 

@@ -28,7 +28,8 @@ def ndcg(right: np.ndarray, positives: np.ndarray, cut: int) -> Floats:
     first = right[:, :cut]
     gained = first @ discounts[: first.shape[1]]
     best = np.concatenate([[0.0], discounts.cumsum()])[np.minimum(positives, cut)]
-    return np.divide(gained, best, out=np.zeros(len(right)), where=best > 0)
+    ratio: Floats = np.divide(gained, best, out=np.zeros(len(right)), where=best > 0)
+    return ratio
 
 
 def interval(values: np.ndarray, seed: int = 0, rounds: int = 1000, level: float = 0.95) -> tuple[float, float]:

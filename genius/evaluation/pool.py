@@ -82,7 +82,7 @@ class CandidatePool:
             return float(self._baseline(method).bytes_per_item)
         vector, codes = 4.0 * self.vectors.image.shape[1], id_bytes(self.model.decoder_runtime.config.sizes)
         stored = {"generate": codes, "codes": codes, "rerank": codes + vector, "fast": codes + vector}
-        return stored.get(method, vector)
+        return float(stored.get(method, vector))
 
     def rank(self, method: str, target: int, k: int) -> Rank:
         """Return the function that finds k answers by a method.
@@ -105,7 +105,7 @@ class CandidatePool:
             return lambda queries: self._search(self._codes_searcher, "fast", queries, k)
         # A beam of b finds b answers: asking for more would widen it.
         most = k if method == "fast" else min(k, self.beam)
-        return lambda queries: self._search(self._searcher, method, queries, most)
+        return lambda queries: self._search(self._searcher, cast(Mode, method), queries, most)
 
     def prepare(self, method: str) -> None:
         """Build what a method needs, so that building does not count as searching."""

@@ -10,7 +10,7 @@
 import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from genius.encoders.mini import HeadsConfig
 from genius.errors import BadData
@@ -207,7 +207,7 @@ class TrainConfig:
         if path is None:
             return cls()
         try:
-            return make_config(cls, tomllib.loads(path.read_text()), str(path))
+            return cast(TrainConfig, make_config(cls, tomllib.loads(path.read_text()), str(path)))
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise BadData(f"{path} cannot be read as a training configuration: {error}") from error
 

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,15 +25,15 @@ def write_json(path: Path, value: Any, indent: int | None = None) -> None:
     write_atomically(path, lambda part: part.write_text(json.dumps(value, indent=indent) + "\n"))
 
 
-def write_arrays(path: Path, *array: np.ndarray, **arrays: np.ndarray) -> None:
+def write_arrays(path: Path, arrays: np.ndarray | dict[str, np.ndarray]) -> None:
     """Write one array as .npy, or several by name as .npz."""
 
     def write(part: Path) -> None:
         with open(part, "wb") as file:  # a file, because numpy would append its suffix to a path
-            if array:
-                np.save(file, *array)
+            if isinstance(arrays, dict):
+                np.savez(file, **cast(dict[str, Any], arrays))
             else:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
+                np.save(file, arrays)
 
     write_atomically(path, write)
 

@@ -138,9 +138,9 @@ class StageRun:
         self.optimizer.zero_grad(set_to_none=True)
         scaler = self.stage.scaler
         if scaler is None:
-            loss.backward()
+            torch.autograd.backward(loss)
         else:
-            scaler.scale(loss).backward()
+            torch.autograd.backward(scaler.scale(loss))
             scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         if scaler is None:

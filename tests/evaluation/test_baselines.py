@@ -9,11 +9,9 @@ import pytest
 from genius.errors import GeniusError
 from genius.evaluation.baselines import (
     FAISS_BASELINES,
-    Baseline,
     FaissBaseline,
     NearestCodes,
     build_baseline,
-    nearest_codes,
 )
 
 faiss = pytest.importorskip("faiss")
@@ -212,9 +210,8 @@ REBUILT = unit(np.array([sum(book[code] for book, code in zip(CODEBOOKS, row, st
 
 
 def test_nearest_codes_are_the_nearest_rebuilt_vectors() -> None:
-    baseline: Baseline = NearestCodes(CODES, CODEBOOKS)
+    baseline = NearestCodes(CODES, CODEBOOKS)
     np.testing.assert_array_equal(baseline.search(QUERIES, 10), exact(QUERIES, REBUILT, 10))
-    np.testing.assert_array_equal(nearest_codes(QUERIES, CODES, CODEBOOKS, 10), exact(QUERIES, REBUILT, 10))
 
 
 def test_codes_are_counted_in_bits() -> None:
@@ -224,12 +221,12 @@ def test_codes_are_counted_in_bits() -> None:
 
 
 def test_items_of_equal_codes_come_in_their_order_and_gaps_are_minus_one() -> None:
-    found = nearest_codes(QUERIES[:2], CODES[[4, 4, 4]], CODEBOOKS, 5)
+    found = NearestCodes(CODES[[4, 4, 4]], CODEBOOKS).search(QUERIES[:2], 5)
     assert found.tolist() == [[0, 1, 2, -1, -1]] * 2
 
 
 def test_no_codes_give_no_rows() -> None:
-    assert nearest_codes(QUERIES[:2], CODES[:0], CODEBOOKS, 2).tolist() == [[-1, -1]] * 2
+    assert NearestCodes(CODES[:0], CODEBOOKS).search(QUERIES[:2], 2).tolist() == [[-1, -1]] * 2
 
 
 # Refusals
@@ -250,8 +247,8 @@ def with_nan() -> np.ndarray:
         ("flat", ITEMS[0], {}, "needs \\(n, d\\)"),
         ("hnsw", with_nan(), {}, "Row 3 of the vectors"),
         ("flat", ITEMS, {"threads": 0}, "threads is 0"),
-        ("opq", ITEMS, {"budget_bytes": 0.9}, "0.9 bytes an item are too few"),
-        ("ivfpq", ITEMS, {"budget_bytes": 0.9}, "0.9 bytes an item are too few"),
+        ("opq", ITEMS, {"budget_bytes": 0.9}, "0.9 bytes per item are too few"),
+        ("ivfpq", ITEMS, {"budget_bytes": 0.9}, "0.9 bytes per item are too few"),
         ("opq", ITEMS, {"train": ITEMS[:0]}, "Leave `train` out"),
         ("opq", ITEMS, {"train": ITEMS[:, :7]}, "have 7 dimensions, the collection has 24"),
     ],
