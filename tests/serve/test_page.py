@@ -290,7 +290,7 @@ def test_a_filter_that_nothing_satisfies_can_be_taken_away(visit: Visit) -> None
     expect(page.locator("#none")).to_be_hidden()
 
 
-# How the answer was found
+# How results were found
 
 
 def test_the_tree_is_the_beam_of_the_answer(visit: Visit) -> None:

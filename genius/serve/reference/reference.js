@@ -1,8 +1,8 @@
-// The reference of the API: reads /openapi.json, shows every operation, and lets one try it. Asks nobody else.
+// reference.js: the API reference. Reads /openapi.json and shows every operation with a form to try it.
 
 const METHODS = ["get", "post", "put", "delete"];
 const keyField = document.querySelector("#key");
-const place = document.querySelector("#operations");
+const operations = document.querySelector("#operations");
 let description;
 
 function element(tag, values = {}, ...children) {
@@ -11,7 +11,7 @@ function element(tag, values = {}, ...children) {
   return made;
 }
 
-// `code` in a text becomes <code>; everything else stays text.
+// Text with `code` as <code> elements.
 function words(text = "") {
   return text.split("`").map((part, at) => (at % 2 ? element("code", { textContent: part }) : part));
 }
@@ -25,14 +25,14 @@ function resolved(schema = {}) {
   return description.components.schemas[schema.$ref.split("/").at(-1)] ?? {};
 }
 
-function kind(schema = {}) {
-  if (schema.anyOf) return schema.anyOf.map(kind).filter((one) => one !== "null").join(" or ") + " or null";
+function typeName(schema = {}) {
+  if (schema.anyOf) return schema.anyOf.map(typeName).filter((one) => one !== "null").join(" or ") + " or null";
   const found = resolved(schema);
   if (found.enum) return found.enum.map((one) => JSON.stringify(one)).join(", ");
   if (found.const !== undefined) return JSON.stringify(found.const);
   if (found.format === "binary") return "file";
   if (found.contentEncoding) return found.contentEncoding;
-  if (found.type === "array") return `list of ${kind(found.items)}`;
+  if (found.type === "array") return `list of ${typeName(found.items)}`;
   return schema.$ref ? schema.$ref.split("/").at(-1) : (found.type ?? "any value");
 }
 
@@ -44,7 +44,7 @@ function limits(schema = {}) {
   return found.map((name) => `${named[name]} ${inner[name].toLocaleString("en")}${units[name] ?? ""}`).join(", ");
 }
 
-function usual(schema = {}) {
+function defaultValue(schema = {}) {
   return schema.default === undefined || schema.default === null ? "" : JSON.stringify(schema.default);
 }
 
@@ -59,7 +59,7 @@ function about(schema) {
   return [...words(schema.description ?? inner.description ?? ""), " ", element("span", { className: "soft", textContent: limits(schema) })];
 }
 
-// The fields of a schema, and of those that it is made of
+// Tables of the fields of a schema and of its nested schemas
 function fields(schema, seen = new Set()) {
   const inner = resolved(schema);
   if (inner.type === "array") return fields(inner.items ?? {}, seen);
@@ -68,9 +68,9 @@ function fields(schema, seen = new Set()) {
   const needed = new Set(inner.required ?? []);
   const rows = Object.entries(inner.properties).map(([name, one]) => {
     const title = [element("code", { textContent: name }), needed.has(name) ? "" : element("span", { className: "soft", textContent: " optional" })];
-    return [title, kind(one), usual(one), about(one)];
+    return [title, typeName(one), defaultValue(one), about(one)];
   });
-  const parts = [element("h4", { textContent: inner.title ?? "" }), table(["name", "kind", "default", ""], rows)];
+  const parts = [element("h4", { textContent: inner.title ?? "" }), table(["name", "type", "default", ""], rows)];
   for (const one of Object.values(inner.properties)) {
     for (const choice of one.anyOf ?? [one]) parts.push(...fields(choice.additionalProperties?.$ref ? choice.additionalProperties : choice, seen));
   }
@@ -80,15 +80,15 @@ function fields(schema, seen = new Set()) {
 function parameters(operation) {
   const inputs = new Map();
   const rows = (operation.parameters ?? []).filter((one) => one.in !== "header").map((one) => {
-    const input = element("input", { ariaLabel: one.name, placeholder: usual(one.schema), autocomplete: "off" });
+    const input = element("input", { ariaLabel: one.name, placeholder: defaultValue(one.schema), autocomplete: "off" });
     input.value = one.in === "path" ? String(one.schema.examples?.[0] ?? "") : "";
     inputs.set(one, input);
-    return [element("code", { textContent: one.name }), kind(one.schema), about({ ...one.schema, description: one.description }), input];
+    return [element("code", { textContent: one.name }), typeName(one.schema), about({ ...one.schema, description: one.description }), input];
   });
-  return { inputs, shown: rows.length ? [element("h3", { textContent: "In the address" }), table(["name", "kind", "", "value"], rows)] : [] };
+  return { inputs, shown: rows.length ? [element("h3", { textContent: "Parameters" }), table(["name", "type", "", "value"], rows)] : [] };
 }
 
-// The body: JSON in a text field, or a form. Returns what is shown, and a function that gives the body to send.
+// The request body: JSON in a text field, or a form. Returns its elements and a function that creates the body.
 function body(operation) {
   const content = operation.requestBody?.content;
   if (!content) return { shown: [], body: () => ({}) };
@@ -99,11 +99,11 @@ function body(operation) {
   choice.addEventListener("change", fill);
   fill();
   const form = Object.entries(content["multipart/form-data"].schema.properties).map(([name, one]) => {
-    const file = kind(one).includes("file");
-    return [name, element("input", { type: file ? "file" : "text", multiple: one.type === "array" && file, ariaLabel: name, placeholder: usual(one) }), one];
+    const file = typeName(one).includes("file");
+    return [name, element("input", { type: file ? "file" : "text", multiple: one.type === "array" && file, ariaLabel: name, placeholder: defaultValue(one) }), one];
   });
-  const asForm = element("details", {}, element("summary", { textContent: "Send it as a form (multipart/form-data) instead" }),
-    table(["name", "kind", "value"], form.map(([name, input, one]) => [element("code", { textContent: name }), kind(one), input])));
+  const asForm = element("details", {}, element("summary", { textContent: "Send as a form (multipart/form-data)" }),
+    table(["name", "type", "value"], form.map(([name, input, one]) => [element("code", { textContent: name }), typeName(one), input])));
   const schema = element("details", {}, element("summary", { textContent: "Fields" }), ...fields(content["application/json"].schema));
   return {
     shown: [element("h3", { textContent: "Body" }), element("p", {}, "Example: ", choice), text, schema, asForm],
@@ -132,7 +132,7 @@ async function show(answer, seconds, out) {
   const type = answer.headers.get("Content-Type") ?? "";
   const line = element("p", { className: answer.ok ? "" : "bad", textContent: `${answer.status} ${answer.statusText}, ${Math.round(seconds * 1000)} ms` });
   if (type.startsWith("image/")) {
-    const image = element("img", { className: "answer", alt: "The image in the answer" });
+    const image = element("img", { className: "answer", alt: "The image in the response" });
     image.src = URL.createObjectURL(await answer.blob());
     image.addEventListener("load", () => URL.revokeObjectURL(image.src));
     return out.replaceChildren(line, image);
@@ -159,7 +159,7 @@ function operationView(path, method, operation) {
   });
   const answers = Object.entries(operation.responses).map(([status, one]) => [element("code", { textContent: status }), one.description ?? ""]);
   const good = Object.values(operation.responses).find((one) => one.content?.["application/json"])?.content["application/json"];
-  const answerFields = element("details", {}, element("summary", { textContent: "Answers" }), table(["status", "meaning"], answers), ...fields(good?.schema ?? {}));
+  const answerFields = element("details", {}, element("summary", { textContent: "Responses" }), table(["status", "meaning"], answers), ...fields(good?.schema ?? {}));
   const summary = element("summary", {}, element("span", { className: "method", textContent: method.toUpperCase() }),
     element("span", { className: "path", textContent: path }), " ", element("span", { className: "soft", textContent: operation.summary ?? "" }));
   const inside = element("div", {}, element("p", {}, ...words(operation.description)), ...asked.shown, ...sent.shown, answerFields, element("p", {}, send), out);
@@ -173,11 +173,11 @@ async function load() {
   document.title = `API: ${description.info.title} ${description.info.version}`;
   document.querySelector("#about").replaceChildren(...words(description.info.description));
   const groups = description.tags.map((tag) => {
-    const found = Object.entries(description.paths).flatMap(([path, operations]) => METHODS.filter((method) => operations[method]?.tags?.includes(tag.name))
-      .map((method) => operationView(path, method, operations[method])));
+    const found = Object.entries(description.paths).flatMap(([path, methods]) => METHODS.filter((method) => methods[method]?.tags?.includes(tag.name))
+      .map((method) => operationView(path, method, methods[method])));
     return element("section", {}, element("h2", { textContent: tag.name }), element("p", { className: "soft", textContent: tag.description }), ...found);
   });
-  place.replaceChildren(...groups);
+  operations.replaceChildren(...groups);
   const wanted = location.hash && document.getElementById(location.hash.slice(1));
   if (wanted) { wanted.open = true; wanted.scrollIntoView(); }
 }
@@ -186,7 +186,7 @@ async function start() {
   try {
     await load();
   } catch (error) {
-    place.replaceChildren(element("p", { className: "bad", textContent: `The description cannot be shown: ${error.message}` }));
+    operations.replaceChildren(element("p", { className: "bad", textContent: `The API description cannot be loaded: ${error.message}` }));
   }
 }
 
