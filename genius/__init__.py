@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from genius.errors import BadData, BadImage, BadIndex, BadItem, BadModel, GeniusError, MissingExtra
     from genius.index.commits import CompactReport
     from genius.index.export import ExportReport
-    from genius.index.index import Index, IndexInfo
+    from genius.index.index import Index
+    from genius.index.info import IndexInfo
     from genius.index.session import Version
     from genius.index.storage import Header
     from genius.index.verify import IndexProblem
@@ -80,7 +81,8 @@ _MODULES = {
     "genius.errors": ["BadData", "BadImage", "BadIndex", "BadItem", "BadModel", "GeniusError", "MissingExtra"],
     "genius.index.commits": ["CompactReport"],
     "genius.index.export": ["ExportReport"],
-    "genius.index.index": ["Index", "IndexInfo"],
+    "genius.index.index": ["Index"],
+    "genius.index.info": ["IndexInfo"],
     "genius.index.session": ["Version"],
     "genius.index.storage": ["Header"],
     "genius.index.verify": ["IndexProblem"],

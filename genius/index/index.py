@@ -5,10 +5,7 @@ Codes and embeddings are read into memory and searched there. This module is the
 """
 
 import os
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self, Unpack, overload
@@ -23,55 +20,19 @@ from genius.index.browse import code_page, coded_items
 from genius.index.commits import CompactReport
 from genius.index.display import index_html
 from genius.index.export import ExportReport, export
+from genius.index.info import IndexInfo, index_info
 from genius.index.ingest import add_items
+from genius.index.query import answer_queries, read_hits, search_vectors
 from genius.index.reindex import reindex
 from genius.index.session import Session, Version, source_of
 from genius.index.snapshot import Snapshot, scan
-from genius.index.storage import ITEM_COLUMNS, Header, metadata_fields, row_to_item
+from genius.index.storage import ITEM_COLUMNS, Header, row_to_item
 from genius.index.vectors import add_vectors
 from genius.index.verify import IndexProblem, damaged_fragments, find_problems
 from genius.model.genius import Genius
 from genius.search.options import SearchKeywords, SearchOptions
-from genius.search.results import AddReport, BatchResult, CodedItem, CodePage, Hit, Hits, SearchResult, TopK
+from genius.search.results import AddReport, CodedItem, CodePage, Hits, SearchResult, TopK
 from genius.search.searcher import Searcher
-from genius.search.trie import Trie
-
-
-@dataclass(frozen=True)
-class IndexInfo:
-    """What an index holds.
-
-    Attributes:
-        path: The folder.
-        items: Number of items.
-        modalities: Number of items of each modality.
-        ids: Number of distinct IDs (code sequences). Similar items can share one.
-        fields: Metadata fields that filters can name, and their types: "text", "number" or "boolean".
-        model: What the model is loaded from; None if it was never saved.
-        fingerprint: Fingerprint of the model.
-        sizes: Number of codes of each level.
-        dim: Dimensions of the embeddings.
-        embeddings: Whether the index holds embeddings.
-        store_images: Whether the index keeps copies of image files.
-        generation: How many times all items have been re-encoded.
-        version: The version that is read.
-        bytes: Size on disk.
-    """
-
-    path: str
-    items: int
-    modalities: dict[str, int]
-    ids: int
-    fields: dict[str, str]
-    model: str | None
-    fingerprint: str
-    sizes: tuple[int, ...]
-    dim: int
-    embeddings: bool
-    store_images: bool
-    generation: int
-    version: int
-    bytes: int
 
 
 class Index:
@@ -220,18 +181,7 @@ class Index:
         for one in queries:
             if not isinstance(one, Query):
                 raise GeniusError(f"search takes a Query or a list of them, not {one!r}. Write Query(text=...).")
-
-        def read(snapshot: Snapshot) -> list[SearchResult]:
-            snapshot.searcher(chosen.where, chosen.ids)  # refuses a bad filter, also without queries
-            if not queries:
-                return []
-            started = time.perf_counter()
-            vectors = snapshot.model.encode_queries(queries)
-            seconds = {"encode": time.perf_counter() - started}
-            found = _search(snapshot, vectors, [one.target_modality for one in queries], chosen)
-            return _read_hits(snapshot, found, seconds)
-
-        results = self._session.read(read)
+        results = self._session.read(lambda snapshot: answer_queries(snapshot, queries, chosen))
         return results[0] if isinstance(query, Query) else results
 
     def answer_vectors(
@@ -244,7 +194,7 @@ class Index:
         """Like `answer`, for encoded queries. targets: the target modality of each."""
         chosen = SearchOptions(k=k, **options)
         return self._session.read(
-            lambda snapshot: _read_hits(snapshot, _search(snapshot, vectors, targets, chosen), {})
+            lambda snapshot: read_hits(snapshot, search_vectors(snapshot, vectors, targets, chosen), {})
         )
 
     def search_vectors(
@@ -259,7 +209,7 @@ class Index:
         A row keeps its number while this index is open, until the item is deleted, replaced or re-encoded.
         """
         chosen = SearchOptions(k=k, **options)
-        return self._session.read(lambda snapshot: _search(snapshot, vectors, targets, chosen).top)
+        return self._session.read(lambda snapshot: search_vectors(snapshot, vectors, targets, chosen).top)
 
     def ids(self, rows: np.ndarray) -> list[str]:
         """Item ids of rows that `search_vectors` found."""
@@ -432,21 +382,7 @@ class Index:
 
     def info(self) -> IndexInfo:
         """What the index holds and which model made it. Does not load the model."""
-        codes = self.codes
-        snapshot = self._session.snapshot
-        counts = Counter(snapshot.dataset.to_table(columns=["modality"])["modality"].to_pylist())
-        header = asdict(snapshot.header)
-        del header["format"]
-        return IndexInfo(
-            path=str(self.path),
-            items=len(codes),
-            modalities={modality.label: counts[modality.label] for modality in Modality},
-            ids=int((Trie(codes).first_diff_level < codes.shape[1]).sum()),
-            fields=metadata_fields(snapshot.dataset, snapshot.header),
-            version=snapshot.version,
-            bytes=sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file()),
-            **header,
-        )
+        return self._session.read(lambda snapshot: index_info(self.path, snapshot))
 
     def verify(self, sample: int = 100, deep: bool = False, progress: bool = False) -> list[IndexProblem]:
         """Find everything that is wrong with the index.
@@ -494,47 +430,3 @@ class Index:
             BadIndex: Some items cannot be read.
         """
         return export(self._session.snapshot, path, format, copy_images, progress)
-
-
-def _search(
-    snapshot: Snapshot, vectors: Vectors, targets: Sequence[Modality | None] | None, options: SearchOptions
-) -> BatchResult:
-    """Fuse encoded queries and search the items that pass the filter."""
-    model = snapshot.model
-    fused, embedding = model.fuse(vectors), vectors.embedding()
-    searcher = snapshot.searcher(options.where, options.ids)
-    if targets is None or model.first_code == "modality":
-        return searcher.search(fused, embedding, targets, options)
-    # The first code is not the modality here, so a target is a filter on the column `modality`.
-    found = searcher.search(fused, embedding, None, options)
-    for target in {target for target in targets if target is not None}:
-        where = f"modality = '{target.label}'"
-        where = where if options.where is None else f"({options.where}) AND {where}"
-        queries = [query for query, other in enumerate(targets) if other == target]
-        searcher = snapshot.searcher(where, options.ids)
-        found.replace(queries, searcher.search(fused[queries], embedding[queries], None, options))
-    return found
-
-
-def _read_hits(snapshot: Snapshot, found: BatchResult, seconds: dict[str, float]) -> list[SearchResult]:
-    """Read the items of all hits at once. seconds: of the stages before."""
-    started = time.perf_counter()
-    rows = np.unique(found.top.rows[found.top.rows >= 0])
-    records = dict(zip(rows.tolist(), snapshot.rows(rows, ITEM_COLUMNS), strict=True))
-    hits = [
-        Hits(
-            _hit(records[row], score, codes)
-            for row, score, codes in zip(*(values.tolist() for values in top), strict=True)
-            if row >= 0
-        )
-        for top in zip(*found.top, strict=True)
-    ]
-    seconds |= found.seconds | {"read": time.perf_counter() - started}
-    return [
-        SearchResult(of_query, trace.branches, trace.candidates, seconds)
-        for of_query, trace in zip(hits, found.traces, strict=True)
-    ]
-
-
-def _hit(record: dict[str, Any], score: float, codes: list[int]) -> Hit:
-    return Hit(record["id"], score, Modality.parse(record["modality"]), tuple(codes), row_to_item(record))

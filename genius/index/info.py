@@ -1,0 +1,66 @@
+"""IndexInfo: what an index holds."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from genius.data.items import Modality
+from genius.index.snapshot import Snapshot, reading
+from genius.index.storage import metadata_fields
+from genius.search.trie import Trie
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """What an index holds.
+
+    Attributes:
+        path: The folder.
+        items: Number of items.
+        modalities: Number of items of each modality.
+        ids: Number of distinct IDs (code sequences). Similar items can share one.
+        fields: Metadata fields that filters can name, and their types: "text", "number" or "boolean".
+        model: What the model is loaded from; None if it was never saved.
+        fingerprint: Fingerprint of the model.
+        sizes: Number of codes of each level.
+        dim: Dimensions of the embeddings.
+        embeddings: Whether the index holds embeddings.
+        store_images: Whether the index keeps copies of image files.
+        generation: How many times all items have been re-encoded.
+        version: The version that is read.
+        bytes: Size on disk.
+    """
+
+    path: str
+    items: int
+    modalities: dict[str, int]
+    ids: int
+    fields: dict[str, str]
+    model: str | None
+    fingerprint: str
+    sizes: tuple[int, ...]
+    dim: int
+    embeddings: bool
+    store_images: bool
+    generation: int
+    version: int
+    bytes: int
+
+
+def index_info(path: Path, snapshot: Snapshot) -> IndexInfo:
+    """Collect what an index holds, without loading its model."""
+    codes = snapshot.codes()
+    with reading(snapshot.dataset):
+        counts = Counter(snapshot.dataset.to_table(columns=["modality"])["modality"].to_pylist())
+    header = asdict(snapshot.header)
+    del header["format"]
+    return IndexInfo(
+        path=str(path),
+        items=len(codes),
+        modalities={modality.label: counts[modality.label] for modality in Modality},
+        ids=int((Trie(codes).first_diff_level < codes.shape[1]).sum()),
+        fields=metadata_fields(snapshot.dataset, snapshot.header),
+        version=snapshot.version,
+        bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        **header,
+    )
