@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +11,9 @@ from rich.status import Status
 from rich.text import Text
 
 from genius.errors import BadData, BadIndex, GeniusError
+
+if TYPE_CHECKING:
+    from genius.index.index import Index
 
 SOME_BAD = 2
 """Exit status of a command that succeeded for some items only."""
@@ -84,6 +87,13 @@ def read_ids(file: Path) -> list[str]:
         return [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
     except (OSError, UnicodeError) as error:
         raise BadData(f"{file} cannot be read ({error}). Give a text file in UTF-8 with one id per line.") from error
+
+
+def open_index(path: Path, version: int | None = None) -> "Index":
+    """Opens an index. Imported here, so that help texts need no heavy modules."""
+    from genius.index.index import Index
+
+    return Index.open(path, version=version)
 
 
 def named_indexes(given: list[str]) -> dict[str, Path]:

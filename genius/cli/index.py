@@ -29,6 +29,7 @@ from genius.cli.console import (
     complain,
     examples,
     lower_priority,
+    open_index,
     print_json,
     read_ids,
     say,
@@ -96,11 +97,9 @@ def index_create(
 )
 def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
     """Add new items to an index. Unchanged items are skipped; a changed item needs upsert."""
-    from genius.index.index import Index
-
     lower_priority()
     items = _read(sources)
-    _add(Index.open(path), items, replace=False)
+    _add(open_index(path), items, replace=False)
 
 
 @index_app.command(
@@ -109,11 +108,9 @@ def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
 )
 def index_upsert(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
     """Add items to an index and replace those with the same id. Unchanged items are skipped."""
-    from genius.index.index import Index
-
     lower_priority()
     items = _read(sources)
-    _add(Index.open(path), items, replace=True)
+    _add(open_index(path), items, replace=True)
 
 
 def _read(sources: list[Path]) -> Iterator["Item | BadItem"]:
@@ -173,12 +170,10 @@ def index_delete(
     ids_from: IdsFrom = None,
 ) -> None:
     """Delete items from an index. Image files outside the index are not touched."""
-    from genius.index.index import Index
-
     chosen = [*(ids or []), *([] if ids_from is None else read_ids(ids_from))]
     if not chosen:
         raise BadData("There is nothing to delete: no id was given. Give ids, or a file of ids with --ids-from.")
-    index = Index.open(path)
+    index = open_index(path)
     missing = [id for id, item in zip(chosen, index.get(chosen), strict=True) if item is None]
     count = index.delete(chosen)
     say(f"{count:,} deleted; {path} now holds {len(index):,} items.")
@@ -211,9 +206,7 @@ def index_get(
     as_json: AsJson = False,
 ) -> None:
     """Show items by their ids."""
-    from genius.index.index import Index
-
-    items = Index.open(path, version=version).get(ids)
+    items = open_index(path, version).get(ids)
     show_items([item for item in items if item is not None], as_json)
     _name_missing([id for id, item in zip(ids, items, strict=True) if item is None])
 
@@ -230,9 +223,7 @@ def index_filter(
     as_json: AsJson = False,
 ) -> None:
     """Show the items that match a filter."""
-    from genius.index.index import Index
-
-    show_items(Index.open(path, version=version).filter(where, limit), as_json)
+    show_items(open_index(path, version).filter(where, limit), as_json)
 
 
 @index_app.command(
@@ -241,17 +232,13 @@ def index_filter(
 )
 def index_count(path: IndexPath, where: Where = None, version: AtVersion = None) -> None:
     """Count the items of an index, or those that match a filter."""
-    from genius.index.index import Index
-
-    typer.echo(Index.open(path, version=version).count(where))
+    typer.echo(open_index(path, version).count(where))
 
 
 @index_app.command("info", epilog=examples("genius index info photos.genius --json"))
 def index_info(path: IndexPath, version: AtVersion = None, as_json: AsJson = False) -> None:
     """Show the size, metadata fields and model of an index."""
-    from genius.index.index import Index
-
-    info = asdict(Index.open(path, version=version).info())
+    info = asdict(open_index(path, version).info())
     if as_json:
         print_json(info)
         return
@@ -281,9 +268,7 @@ def _in_words(value: Any) -> str:
 )
 def index_versions(path: IndexPath, as_json: AsJson = False) -> None:
     """List the versions of an index that can still be read. genius index compact removes old ones."""
-    from genius.index.index import Index
-
-    versions = Index.open(path).versions()
+    versions = open_index(path).versions()
     if as_json:
         print_json([asdict(version) | {"time": version.time.isoformat()} for version in versions])
         return
@@ -321,9 +306,7 @@ def index_verify(
     as_json: AsJson = False,
 ) -> None:
     """Check an index: its files, model, ids, codes, embeddings, texts and images."""
-    from genius.index.index import Index
-
-    index = Index.open(path)
+    index = open_index(path)
     if drop_damaged:
         dropped = index.drop_damaged()
         if not as_json:
@@ -372,11 +355,10 @@ def index_reindex(
     ] = None,
 ) -> None:
     """Encode all items again from their texts and images, to repair an index or to change its model."""
-    from genius.index.index import Index
     from genius.model.genius import Genius
 
     lower_priority()
-    index = Index.open(path)
+    index = open_index(path)
     start = time.perf_counter()
     report = index.reindex(None if model is None else Genius.from_pretrained(model), progress=True)
     _report(index, report, "encoded again", time.perf_counter() - start)
@@ -394,9 +376,7 @@ def index_compact(
     keep: Annotated[float, typer.Option(metavar="DAYS", min=0, help="Keep versions younger than this.")] = 1.0,
 ) -> None:
     """Merge small files, and remove old versions and leftovers of interrupted writes."""
-    from genius.index.index import Index
-
-    index = Index.open(path)
+    index = open_index(path)
     report = index.compact(timedelta(days=keep))
     say(
         f"{report.files_merged:,} small files merged, {report.versions_removed:,} old versions removed, "
@@ -425,9 +405,7 @@ def index_export(
     version: AtVersion = None,
 ) -> None:
     """Write all items to a JSONL or Parquet file, or as an M-BEIR candidate pool."""
-    from genius.index.index import Index
-
-    report = Index.open(path, version=version).export(target, format, copy_images, progress=True)
+    report = open_index(path, version).export(target, format, copy_images, progress=True)
     say(f"{report.items:,} items written to {target}, with {report.images:,} images.")
     if report.without_content:
         say(f"{report.without_content:,} items were added as vectors, so they have no text or image to export.")

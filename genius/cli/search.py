@@ -9,7 +9,19 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from genius.cli.console import AsJson, AtVersion, IndexPath, Where, busy, examples, print_json, read_ids, say, stdout
+from genius.cli.console import (
+    AsJson,
+    AtVersion,
+    IndexPath,
+    Where,
+    busy,
+    examples,
+    open_index,
+    print_json,
+    read_ids,
+    say,
+    stdout,
+)
 from genius.cli.items import item_dict
 from genius.search.options import Mode, SearchOptions
 
@@ -53,13 +65,13 @@ def search(
 ) -> None:
     """Find items of an index with a text, an image, or both."""
     from genius.data.items import Query
-    from genius.index.index import Index
 
     query = Query(text=text, image=image, instruction=instruction, target=target)
     ids = None if ids_from is None else read_ids(ids_from)
     with busy("Searching. The first search on a machine takes about ten seconds longer, to compile the kernels."):
-        index = Index.open(path, version=version)
-        hits = index.search(query, k=k, mode=cast(Mode, mode), beam=beam, budget=budget, ids=ids, where=where)
+        hits = open_index(path, version).search(
+            query, k=k, mode=cast(Mode, mode), beam=beam, budget=budget, ids=ids, where=where
+        )
     if as_json:
         own = ({"score": hit.score, "modality": hit.modality.label, "codes": list(hit.codes)} for hit in hits)
         print_json([item_dict(hit.item) | fields for hit, fields in zip(hits, own, strict=True)])
