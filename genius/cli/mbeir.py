@@ -11,7 +11,7 @@ from rich.text import Text
 from genius.cli.console import SHOWN, AsJson, complain, examples, print_json, say, split_names, stdout
 
 if TYPE_CHECKING:
-    from genius.data.mbeir_check import Checked, Row
+    from genius.data.mbeir_check import CheckReport, TaskCounts
 
 mbeir_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Check a copy of M-BEIR, or create a benchmark in its layout."
@@ -68,7 +68,7 @@ def mbeir_karpathy(
     say(f"Wrote {out} with the task {task.name}.")
 
 
-def _as_dict(found: "Checked") -> dict[str, object]:
+def _as_dict(found: "CheckReport") -> dict[str, object]:
     rows = [
         {
             "task": row.task.name,
@@ -91,7 +91,7 @@ def _as_dict(found: "Checked") -> dict[str, object]:
     }
 
 
-def _show(found: "Checked") -> None:
+def _show(found: "CheckReport") -> None:
     for split in dict.fromkeys(row.split for row in found.rows):
         stdout().print(_table(split, [row for row in found.rows if row.split == split]))
     for split, count in found.global_pools.items():
@@ -108,7 +108,7 @@ def _show(found: "Checked") -> None:
         say("All files are complete and have the published counts.")
 
 
-def _table(split: str, rows: "list[Row]") -> Table:
+def _table(split: str, rows: "list[TaskCounts]") -> Table:
     title = f"{split} (in brackets: Table 1 of the supplement, rounded there)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("task", no_wrap=True)

@@ -1,7 +1,7 @@
-"""Karpathy's splits of Flickr30K and COCO as a benchmark in M-BEIR layout, for text -> image search (Table 3).
+"""Convert Karpathy's splits of Flickr30K and COCO to M-BEIR layout, for text -> image search (Table 3).
 
-His files (`dataset_flickr30k.json`, `dataset_coco.json`) list images, each with its split and its captions. Every
-caption is a query, every image of a split a candidate. Knows these files; the images are only linked to.
+The files `dataset_flickr30k.json` and `dataset_coco.json` list images with their splits and captions. Each caption is a
+query, and each image of a split is a candidate.
 """
 
 import json
@@ -24,7 +24,7 @@ from genius.data.mbeir import (
 from genius.errors import BadData
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
-"""His names of splits -> ours. `restval` are the images of COCO's own val split that neither val nor test took."""
+"""Our names of his splits. `restval` has the images of COCO's val split that are in neither val nor test."""
 PROMPTS = (
     "Find the image that this caption describes.",
     "Which photo shows what the text says?",
@@ -35,19 +35,25 @@ DATASET_IDS = {"flickr30k": 30, "coco": 9}
 
 
 def write_karpathy(file: str | os.PathLike[str], images: str | os.PathLike[str], out: str | os.PathLike[str]) -> Task:
-    """Writes the folder `out`, with a link to the folder of images in it; returns its only task.
+    """Write a benchmark in M-BEIR layout and return its task.
 
-    images: the folder in which the names of the images (with their `filepath`, if they have one) are found.
+    Args:
+        file: `dataset_flickr30k.json` or `dataset_coco.json`.
+        images: Folder of the images; `filepath` and `filename` in the file are relative to it.
+        out: Folder to write, empty or new. It links to `images`.
+
+    Raises:
+        BadData: A file or folder is missing, cannot be read, or exists already.
     """
     file, images, out = Path(file), Path(images), Path(out)
     name, entries = _read(file)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadData(f"{out} exists already. Name a folder that does not, so that nothing is overwritten.")
+        raise BadData(f"{out} exists already. Choose a new folder, so that nothing is overwritten.")
     if not images.is_dir():
         raise BadData(f"There is no folder {images}. Give the folder that holds the images.")
     lost = next((path for _, path, _ in entries if not (images / path).is_file()), None)
     if lost is not None:
-        raise BadData(f"{images / lost} is missing. Give the folder in which {file.name} finds its images.")
+        raise BadData(f"{images / lost} is missing. Give the folder that the paths in {file.name} are relative to.")
     out.mkdir(parents=True, exist_ok=True)
     (out / "images").symlink_to(images.resolve(), target_is_directory=True)
     task = Task("mscoco" if name == "coco" else name, 0)
@@ -56,7 +62,7 @@ def write_karpathy(file: str | os.PathLike[str], images: str | os.PathLike[str],
     for split in ("train", "val", "test"):
         mine = [(i, path, captions) for i, (where, path, captions) in enumerate(entries) if where == split]
         if not mine:
-            raise BadData(f"{file} has no images of the {split} split. Give one of Karpathy's files, as it stands.")
+            raise BadData(f"{file} has no images of the {split} split. Use the original file.")
         pool = [Candidate(f"{number}:{i}", None, f"images/{path}", Modality.IMAGE) for i, path, _ in mine]
         write_queries(out, task, split, _queries(task, number, mine))
         write_global_pool(out, split, pool)
@@ -66,7 +72,7 @@ def write_karpathy(file: str | os.PathLike[str], images: str | os.PathLike[str],
 
 
 def _read(file: Path) -> tuple[str, list[tuple[str, str, list[str]]]]:
-    """The data set's name, and (split, path, captions) of each image."""
+    """Return the name of the data set, and (split, path, captions) of each image."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         return str(content["dataset"]).casefold(), [_entry(entry) for entry in content["images"]]
@@ -83,7 +89,7 @@ def _entry(entry: dict[str, Any]) -> tuple[str, str, list[str]]:
 
 
 def _queries(task: Task, number: int, images: list[tuple[int, str, list[str]]]) -> Iterator[MBQuery]:
-    """One for each caption; its id tells the image and which of its captions it is."""
+    """Yield a query for each caption. Its id has the numbers of image and caption."""
     for i, _, captions in images:
         for place, caption in enumerate(captions):
             if caption.strip():

@@ -1,12 +1,10 @@
-"""The M-BEIR file layout: queries, candidate pools, qrels and instructions; read and written.
+"""The M-BEIR file layout: read and write queries, candidate pools, qrels and instructions.
 
-    root/query/{split}/mbeir_{dataset}_task{t}_{split}.jsonl          (train may mix tasks: mbeir_{dataset}_train.jsonl)
-    root/qrels/{split}/mbeir_{dataset}_task{t}_{split}_qrels.txt      qid 0 did 1 task_id
-    root/cand_pool/local/mbeir_{dataset}_task{t}[_{split}]_cand_pool.jsonl
-    root/cand_pool/global/mbeir_union_{split}_cand_pool.jsonl
-    root/instructions/query_instructions.tsv                          query_modality cand_modality dataset_name ...
-
-Knows files and fields. Does not open images, and knows nothing of vectors, metrics or training.
+root/query/{split}/mbeir_{dataset}_task{t}_{split}.jsonl          (train may mix tasks: mbeir_{dataset}_train.jsonl)
+root/qrels/{split}/mbeir_{dataset}_task{t}_{split}_qrels.txt      qid 0 did 1 task_id
+root/cand_pool/local/mbeir_{dataset}_task{t}[_{split}]_cand_pool.jsonl
+root/cand_pool/global/mbeir_union_{split}_cand_pool.jsonl
+root/instructions/query_instructions.tsv                          query_modality cand_modality dataset_name ...
 """
 
 import csv
@@ -25,7 +23,7 @@ from genius.errors import BadData, BadItem
 
 _I, _T, _IT = Modality.IMAGE, Modality.TEXT, Modality.IMAGE_TEXT
 TASKS = {0: (_T, _I), 1: (_T, _T), 2: (_T, _IT), 3: (_I, _T), 4: (_I, _I), 6: (_IT, _T), 7: (_IT, _I), 8: (_IT, _IT)}
-"""task id -> (modality of the query, modality of what is wanted). M-BEIR has no task 5."""
+"""Query modality and target modality of each task id. M-BEIR has no task 5."""
 
 INSTRUCTIONS = "instructions/query_instructions.tsv"
 _COLUMNS = ("query_modality", "cand_modality", "dataset_name", "dataset_id")
@@ -33,7 +31,7 @@ _COLUMNS = ("query_modality", "cand_modality", "dataset_name", "dataset_id")
 
 @dataclass(frozen=True)
 class Task:
-    """One kind of search on one data set, such as text -> image on mscoco."""
+    """A retrieval task on one data set, such as text -> image on mscoco."""
 
     dataset: str
     task_id: int
@@ -44,21 +42,23 @@ class Task:
 
     @property
     def name(self) -> str:
+        """Name in file names, such as "mscoco_task0"."""
         return f"{self.dataset}_task{self.task_id}"
 
     @property
     def query_modality(self) -> Modality:
+        """Modality of the queries."""
         return TASKS[self.task_id][0]
 
     @property
     def target_modality(self) -> Modality:
-        """The modality of the candidates this task looks for."""
+        """Modality of the relevant candidates."""
         return TASKS[self.task_id][1]
 
 
 @dataclass(frozen=True, slots=True)
 class MBQuery:
-    """A query as it stands in the file; `image_path` is relative to the benchmark's root."""
+    """A query as in the file; `image_path` is relative to the root of the benchmark."""
 
     qid: str
     text: str | None
@@ -72,7 +72,7 @@ class MBQuery:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate as it stands in the file; `image_path` is relative to the benchmark's root."""
+    """A candidate as in the file; `image_path` is relative to the root of the benchmark."""
 
     did: str
     text: str | None
@@ -82,7 +82,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Instruction:
-    """The prompts of one (data set, query modality, candidate modality): a row of the instructions file."""
+    """A row of the instructions file: the prompts of a data set for two modalities."""
 
     dataset: str
     dataset_id: int
@@ -92,7 +92,11 @@ class Instruction:
 
 
 class Benchmark:
-    """A folder in M-BEIR layout, read on demand. Everything that is missing or broken raises BadData with its place."""
+    """A folder in M-BEIR layout, read on demand.
+
+    Raises:
+        BadData: A file is missing or cannot be read. The message has its path and line.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
@@ -103,12 +107,12 @@ class Benchmark:
             )
 
     def splits(self) -> list[str]:
-        """The splits that have queries, such as ["test", "train", "val"]."""
-        return sorted(folder.name for folder in (self.root / "query").iterdir() if self._query_files(folder.name))
+        """List the splits that have queries, such as ["test", "train", "val"]."""
+        return sorted(folder.name for folder in (self.root / "query").iterdir() if self.query_files(folder.name))
 
     def tasks(self, split: str) -> list[Task]:
-        """The tasks that have queries in this split, in order of task id and data set."""
-        files = self._query_files(split)
+        """List the tasks that have queries in a split, by task id and data set."""
+        files = self.query_files(split)
         if not files:
             raise BadData(f"{self.root / 'query' / split}: no queries here; splits are {', '.join(self.splits())}.")
         found = set()
@@ -118,53 +122,53 @@ class Benchmark:
         return sorted(found, key=lambda task: (task.task_id, task.dataset))
 
     def queries(self, task: Task, split: str) -> list[MBQuery]:
-        """The queries of a task, in the file's order."""
-        files = self._query_files(split)
+        """Read the queries of a task, in the order of the file."""
+        files = self.query_files(split)
         path = files.get((task.dataset, task.task_id))
         if path is not None:
-            return list(_parse(path, lambda row: _query(row, task)))
+            return list(_parse(path, lambda row: parse_query(row, task)))
         path = files.get((task.dataset, None))
         if path is None:
             raise BadData(f"{self.root / 'query' / split}: no queries for {task.name}. See tasks({split!r}).")
         return self._mixed_queries(path, task, split)
 
     def pool(self, task: Task, split: str) -> list[Candidate]:
-        """The task's own candidates. M-BEIR has none for train: use `global_pool("train")`."""
+        """Read the candidates of a task. M-BEIR has none for train: use `global_pool("train")`."""
         return list(self.iter_pool(task, split))
 
     def iter_pool(self, task: Task, split: str) -> Iterator[Candidate]:
-        """As `pool`, one candidate at a time, for pools that do not fit into memory."""
-        return _parse(self._pool_file(task, split), _candidate)
+        """Like `pool`, one candidate at a time, for pools that do not fit into memory."""
+        return _parse(self.pool_file(task, split), parse_candidate)
 
     def global_pool(self, split: str) -> list[Candidate]:
-        """The candidates of all tasks together (the universal setting)."""
+        """Read the candidates of all tasks together (the universal setting)."""
         return list(self.iter_global_pool(split))
 
     def iter_global_pool(self, split: str) -> Iterator[Candidate]:
-        """As `global_pool`, one candidate at a time: the published test pool has 5.6 million."""
-        return _parse(self._file(f"cand_pool/global/mbeir_union_{split}_cand_pool.jsonl"), _candidate)
+        """Like `global_pool`, one candidate at a time: the published test pool has 5.6 million."""
+        return _parse(self._file(global_pool_path(split)), parse_candidate)
 
     def qrels(self, task: Task, split: str) -> dict[str, set[str]]:
-        """qid -> the dids that are right for it."""
-        named = self.root / _qrels_name(task.name, split)
-        path = named if named.is_file() else self._file(_qrels_name(task.dataset, split), instead_of=named)
+        """Read the ids of the relevant candidates (dids) of each query id (qid)."""
+        named = self.root / qrels_path(task.name, split)
+        path = named if named.is_file() else self._file(qrels_path(task.dataset, split), instead_of=named)
         relevant: dict[str, set[str]] = {}
-        for qid, did, task_id in _read_qrels(path):
+        for qid, did, task_id in read_qrels(path):
             if task_id is None or task_id == task.task_id:
                 relevant.setdefault(qid, set()).add(did)
         return relevant
 
     @cached_property
     def instructions(self) -> list[Instruction]:
-        """All rows of the instructions file."""
+        """The rows of the instructions file."""
         return list(_read_instructions(self._file(INSTRUCTIONS)))
 
     def prompts(self, dataset: str, query_modality: Modality, cand_modality: Modality) -> tuple[str, ...]:
-        """The prompts for this kind of query; evaluation uses the first unless told otherwise."""
+        """Return the prompts of a data set for two modalities. Evaluation uses the first one by default."""
         prompts = self._prompts.get((dataset.casefold(), query_modality, cand_modality))
         if prompts is None:
-            kind = f"{dataset}, {query_modality.label} -> {cand_modality.label}"
-            raise BadData(f"{self.root / INSTRUCTIONS}: no row for {kind}. Add one with its prompts.")
+            task = f"{dataset}, {query_modality.label} -> {cand_modality.label}"
+            raise BadData(f"{self.root / INSTRUCTIONS}: there is no row for {task}. Add one with its prompts.")
         return prompts
 
     @cached_property
@@ -173,32 +177,32 @@ class Benchmark:
         return {(row.dataset.casefold(), row.query_modality, row.cand_modality): row.prompts for row in rows}
 
     def image(self, image_path: str | None) -> str | None:
-        """The path under which a query's or candidate's image can be opened."""
+        """Return the path of an image as it can be opened."""
         return None if image_path is None else os.path.join(self.root, image_path)
 
     def item(self, candidate: Candidate) -> Item:
-        """The candidate as an Item that can be indexed."""
+        """Convert a candidate to an Item."""
         return Item(candidate.did, text=candidate.text, image=self.image(candidate.image_path))
 
     def query(self, query: MBQuery, prompt: str | None = None) -> Query:
-        """The query as a Query with the given prompt, or the first one of its kind.
+        """Convert a query to a Query with a prompt, by default the first one of its task.
 
-        Its `target` stays open: what is wanted is for the model to understand from the prompt.
+        The Query has no target: the model has to understand the prompt.
         """
         if prompt is None:
             prompt = self.prompts(query.dataset, query.modality, TASKS[query.task_id][1])[0]
         return Query(text=query.text, image=self.image(query.image_path), instruction=prompt)
 
-    def _query_files(self, split: str) -> dict[tuple[str, int | None], Path]:
-        """(data set, task id or None for a file of mixed tasks) -> file."""
+    def query_files(self, split: str) -> dict[tuple[str, int | None], Path]:
+        """Return the query files of a split by data set and task id; None stands for several tasks."""
         pattern = re.compile(rf"mbeir_(?P<dataset>.+?)(?:_task(?P<task>\d+))?_{re.escape(split)}\.jsonl")
         matches = (
             (pattern.fullmatch(path.name), path) for path in sorted((self.root / "query" / split).glob("*.jsonl"))
         )
         return {(m["dataset"], int(m["task"]) if m["task"] else None): path for m, path in matches if m}
 
-    def _pool_file(self, task: Task, split: str) -> Path:
-        """A task's pool, named with the split (MSCOCO) or without it (the other published sets share one pool)."""
+    def pool_file(self, task: Task, split: str) -> Path:
+        """Return the pool of a task. MSCOCO has one per split; the other published sets share one."""
         with_split = f"cand_pool/local/mbeir_{task.name}_{split}_cand_pool.jsonl"
         without = self.root / f"cand_pool/local/mbeir_{task.name}_cand_pool.jsonl"
         if split != "train" and not (self.root / with_split).is_file() and without.is_file():
@@ -207,36 +211,36 @@ class Benchmark:
         return self._file(with_split, hint=hint)
 
     def _mixed_tasks(self, dataset: str, split: str) -> set[int]:
-        """The tasks in a file of several: as its lines say or, where one does not, as the qrels say."""
-        queries = self._query_files(split)[dataset, None]
+        """Return the task ids in a file of several tasks: from its lines or, if one has none, from the qrels."""
+        queries = self.query_files(split)[dataset, None]
         named = set(_parse(queries, lambda row: -1 if row.get("task_id") is None else int(row["task_id"])))
         if named and -1 not in named:
             return named
-        path = self._file(_qrels_name(dataset, split))
-        return {task_id for _, _, task_id in _read_qrels(path) if task_id is not None}
+        path = self._file(qrels_path(dataset, split))
+        return {task_id for _, _, task_id in read_qrels(path) if task_id is not None}
 
     def _mixed_queries(self, path: Path, task: Task, split: str) -> list[MBQuery]:
-        """Queries of one task from a file of several. A line without `task_id` has it in the qrels."""
-        asked: dict[str, set[str]] | None = None
+        """Read the queries of one task from a file of several. Lines without `task_id` have it in the qrels."""
+        relevant: dict[str, set[str]] | None = None
 
         def of_this_task(row: dict[str, Any]) -> MBQuery | None:
-            nonlocal asked
+            nonlocal relevant
             if row.get("task_id") is not None:
-                return _query(row, task) if int(row["task_id"]) == task.task_id else None
-            asked = self.qrels(task, split) if asked is None else asked
-            return _query(row, task) if row["qid"] in asked else None
+                return parse_query(row, task) if int(row["task_id"]) == task.task_id else None
+            relevant = self.qrels(task, split) if relevant is None else relevant
+            return parse_query(row, task) if row["qid"] in relevant else None
 
         return list(_parse(path, of_this_task))
 
     def _file(self, name: str, hint: str = "", instead_of: Path | None = None) -> Path:
         path = self.root / name
         if not path.is_file():
-            raise BadData(f"{instead_of or path}: there is no such file in the benchmark.{hint}")
+            raise BadData(f"{instead_of or path}: there is no such file. Check the folder of the benchmark.{hint}")
         return path
 
 
 def write_queries(root: str | os.PathLike[str], task: Task, split: str, queries: Iterable[MBQuery]) -> None:
-    """Write a task's queries and, from their positives, its qrels."""
+    """Write the queries of a task and its qrels, which come from their positives."""
     queries = list(queries)
     for query in queries:
         if (query.task_id, query.dataset) != (task.task_id, task.dataset):
@@ -262,22 +266,22 @@ def write_queries(root: str | os.PathLike[str], task: Task, split: str, queries:
         for did in dict.fromkeys(query.positives)
     ]
     _write(Path(root, f"query/{split}/mbeir_{task.name}_{split}.jsonl"), map(_dump, rows))
-    _write(Path(root, _qrels_name(task.name, split)), lines)
+    _write(Path(root, qrels_path(task.name, split)), lines)
 
 
 def write_pool(root: str | os.PathLike[str], task: Task, split: str, candidates: Iterable[Candidate]) -> None:
-    """Write a task's own candidates."""
+    """Write the candidates of a task."""
     _write_pool(Path(root, f"cand_pool/local/mbeir_{task.name}_{split}_cand_pool.jsonl"), candidates)
 
 
 def write_global_pool(root: str | os.PathLike[str], split: str, candidates: Iterable[Candidate]) -> None:
-    """Write the candidates of all tasks together; one that comes twice is written once."""
+    """Write the candidates of all tasks together, without repeats."""
     unique = _without_repeats(candidates)
-    _write_pool(Path(root, f"cand_pool/global/mbeir_union_{split}_cand_pool.jsonl"), unique)
+    _write_pool(Path(root, global_pool_path(split)), unique)
 
 
 def write_instructions(root: str | os.PathLike[str], instructions: Iterable[Instruction]) -> None:
-    """Write the prompts. Every row must have the same number of them."""
+    """Write the instructions file. All rows must have the same number of prompts."""
     instructions = list(instructions)
     counts = {len(row.prompts) for row in instructions}
     if len(counts) != 1 or 0 in counts:
@@ -300,7 +304,7 @@ Row = TypeVar("Row")
 
 
 def _parse(path: Path, make: Callable[[dict[str, Any]], Row | None]) -> Iterator[Row]:
-    """What `make` makes of each line of a JSONL file, leaving out None."""
+    """Apply `make` to each line of a JSONL file and yield the results that are not None."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.isspace():
@@ -308,24 +312,26 @@ def _parse(path: Path, make: Callable[[dict[str, Any]], Row | None]) -> Iterator
             try:
                 made = make(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadItem) as error:
-                raise BadData(f"{path}, line {number}: {_wrong_line(line, error)}") from error
+                raise BadData(f"{path}, line {number}: {describe_line_error(line, error)}") from error
             if made is not None:
                 yield made
 
 
-def _wrong_line(line: bytes, error: Exception) -> str:
+def describe_line_error(line: bytes, error: Exception) -> str:
+    """Return why a line cannot be read, and what to do."""
     if line.startswith(b"version https://git-lfs"):
         return "this is a Git LFS pointer, not the data. Run `git lfs pull` to fetch it."
     if isinstance(error, KeyError):
-        return f"the field {error} is missing."
+        return f"the field {error} is missing. Add it."
     if isinstance(error, BadItem):
         return error.reason
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return f"this is not JSON ({error}). The file may be damaged or cut off: fetch it again."
-    return f"this is not a record of the kind expected here ({error})."
+    return f"this is not a record of the expected form ({error}). Correct the line."
 
 
-def _query(row: dict[str, Any], task: Task) -> MBQuery:
+def parse_query(row: dict[str, Any], task: Task) -> MBQuery:
+    """Convert a line of a query file."""
     text, image = row.get("query_txt") or None, row.get("query_img_path") or None
     return MBQuery(
         qid=_string(row["qid"], "qid"),
@@ -339,13 +345,14 @@ def _query(row: dict[str, Any], task: Task) -> MBQuery:
     )
 
 
-def _candidate(row: dict[str, Any]) -> Candidate:
+def parse_candidate(row: dict[str, Any]) -> Candidate:
+    """Convert a line of a candidate pool."""
     text, image = row.get("txt") or None, row.get("img_path") or None
     return Candidate(_string(row["did"], "did"), text, image, _modality(row.get("modality"), text, image))
 
 
 def _modality(label: str | None, text: object, image: object) -> Modality:
-    """The modality the file states ("image,text" or "text,image"), or the one that is there."""
+    """Return the modality that the line states, by default that of its content."""
     for value in (text, image):
         if value is not None and not isinstance(value, str):
             raise ValueError(f"a text or image path is {type(value).__name__}, not a string")
@@ -357,7 +364,7 @@ def _modality(label: str | None, text: object, image: object) -> Modality:
 
 
 def _dids(entries: list[Any]) -> tuple[str, ...]:
-    """Candidate ids from a list that holds them as strings or as {"did": ...}."""
+    """Read candidate ids that are strings or objects {"did": ...}."""
     return tuple(_string(entry["did"] if isinstance(entry, dict) else entry, "did") for entry in entries)
 
 
@@ -367,12 +374,18 @@ def _string(value: object, what: str) -> str:
     return value
 
 
-def _qrels_name(name: str, split: str) -> str:
+def global_pool_path(split: str) -> str:
+    """Return the path of a global pool from the root of a benchmark."""
+    return f"cand_pool/global/mbeir_union_{split}_cand_pool.jsonl"
+
+
+def qrels_path(name: str, split: str) -> str:
+    """Return the path of a qrels file from the root of a benchmark."""
     return f"qrels/{split}/mbeir_{name}_{split}_qrels.txt"
 
 
-def _read_qrels(path: Path) -> Iterator[tuple[str, str, int | None]]:
-    """(qid, did, task id if the line has one) of every line that says "relevant"."""
+def read_qrels(path: Path) -> Iterator[tuple[str, str, int | None]]:
+    """Yield query id, candidate id and task id (None if absent) of the lines with positive relevance."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -387,8 +400,8 @@ def _read_qrels(path: Path) -> Iterator[tuple[str, str, int | None]]:
                         raise ValueError
                 relevant = int(relevance) > 0
             except ValueError as error:
-                wanted = "`qid 0 did relevance task_id`"
-                raise BadData(f"{path}, line {number}: {line[:80]!r} is not of the form {wanted}.") from error
+                form = "`qid 0 did relevance task_id`"
+                raise BadData(f"{path}, line {number}: {line[:80]!r} is not of the form {form}.") from error
             if relevant:
                 yield qid, did, task_id
 
@@ -398,7 +411,9 @@ def _read_instructions(path: Path) -> Iterator[Instruction]:
         table = csv.DictReader(file, delimiter="\t")
         columns = table.fieldnames or ()
         if not {*_COLUMNS, "prompt_1"} <= set(columns):
-            raise BadData(f"{path}, line 1: the columns must be {', '.join(_COLUMNS)}, prompt_1 ..., by tabs.")
+            raise BadData(
+                f"{path}, line 1: the columns must be {', '.join(_COLUMNS)}, prompt_1 ..., separated by tabs."
+            )
         for row in table:
             prompts = (row[column] for column in columns if column.startswith("prompt_"))
             try:
@@ -452,7 +467,7 @@ def _dump(row: dict[str, Any]) -> str:
 
 
 def _write(path: Path, lines: Iterable[str]) -> None:
-    """Write all lines or, when something goes wrong on the way, leave what was there."""
+    """Write a file; if that fails, the old file stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
     try:

@@ -1,8 +1,7 @@
-"""Whether a folder holds M-BEIR: which parts are there, whole, and as many as were published.
+"""Check a copy of M-BEIR: which files are there, whether they are complete, and whether the counts match the paper.
 
-Every file is read line by line, so that memory stays small whatever its size (8 bytes an id). Counts are compared with
-Table 1 of the paper's supplement, whose figures are rounded: `99K` fits 98,500 to 99,999. Knows the layout through
-`genius.data.mbeir`; opens some images to see whether they can be opened; knows nothing of vectors or models.
+Files are read line by line; memory holds 8 bytes per id. Counts are compared with Table 1 of the supplement, which has
+rounded numbers: 99K fits 98,500 to 99,999.
 """
 
 import json
@@ -19,7 +18,17 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from genius.data.mbeir import INSTRUCTIONS, Benchmark, Task, _candidate, _qrels_name, _query, _read_qrels, _wrong_line
+from genius.data.mbeir import (
+    INSTRUCTIONS,
+    Benchmark,
+    Task,
+    describe_line_error,
+    global_pool_path,
+    parse_candidate,
+    parse_query,
+    qrels_path,
+    read_qrels,
+)
 from genius.errors import BadData, BadItem
 
 SPLITS = ("train", "val", "test")
@@ -41,23 +50,23 @@ cirr        7  26K   2K    4K     1.0  1.0  1.0  21K
 oven        8  157K  14.7K 14.7K  17.8 17.5 17.7 335K
 infoseek    8  143K  17.6K 17.6K  9.1  7.5  7.5  481K
 """
-GLOBAL = "5.6M"
-"""Candidates of the test split's global pool."""
+GLOBAL_COUNT = "5.6M"
+"""Candidates in the global pool of the test split."""
 
 
 @dataclass(frozen=True)
-class Figures:
-    """A task's row of the supplement's Table 1: queries and right candidates a query by split, and candidates."""
+class PublishedCounts:
+    """A row of Table 1: queries and relevant candidates per query of each split, and candidates."""
 
     queries: dict[str, str]
     relevant: dict[str, float]
     candidates: str
 
 
-def _published() -> dict[Task, Figures]:
+def _published() -> dict[Task, PublishedCounts]:
     rows = (line.split() for line in TABLE.strip().splitlines())
     return {
-        Task(name, int(task)): Figures(
+        Task(name, int(task)): PublishedCounts(
             dict(zip(SPLITS, cells[:3], strict=True)),
             dict(zip(SPLITS, map(float, cells[3:6]), strict=True)),
             cells[6],
@@ -69,23 +78,23 @@ def _published() -> dict[Task, Figures]:
 PUBLISHED = _published()
 
 
-def span(figure: str) -> tuple[float, float]:
-    """The counts that a rounded figure such as 24.8K stands for, whether it was rounded or cut off: low <= n < high."""
-    unit = {"K": 1e3, "M": 1e6}[figure[-1]]
-    value = float(figure[:-1]) * unit
-    step = unit / 10 ** len(figure[:-1].partition(".")[2])
+def span(published: str) -> tuple[float, float]:
+    """Return low and high such that low <= n < high for all counts n that give "24.8K" by rounding or truncation."""
+    unit = {"K": 1e3, "M": 1e6}[published[-1]]
+    value = float(published[:-1]) * unit
+    step = unit / 10 ** len(published[:-1].partition(".")[2])
     return value - step / 2, value + step
 
 
-def fits(count: int, *figures: str) -> bool:
-    """Whether a count is what the figures, summed, stand for."""
-    low, high = (sum(bounds) for bounds in zip(*map(span, figures), strict=True))
-    return low <= count < high
+def fits(count: int, *published: str) -> bool:
+    """Whether a count fits the sum of published numbers."""
+    low, high = (sum(bounds) for bounds in zip(*map(span, published), strict=True))
+    return bool(low <= count < high)
 
 
 @dataclass(frozen=True)
-class Row:
-    """What was counted of one task in one split; None where the file is missing or does not say."""
+class TaskCounts:
+    """Counts of one task in one split; None if the file is missing or does not say."""
 
     task: Task
     split: str
@@ -94,19 +103,26 @@ class Row:
     candidates: int | None
 
     @property
-    def published(self) -> Figures | None:
+    def published(self) -> PublishedCounts | None:
+        """The numbers of the paper."""
         return PUBLISHED.get(self.task)
 
 
 @dataclass
-class Checked:
-    """rows: of tasks of which there is something. global_pools: split -> candidates.
+class CheckReport:
+    """Result of `check`.
 
-    absent: (split, task) of which there is nothing. missing: files. damaged, differing: sentences, each about one file.
-    images: how many were looked at.
+    Attributes:
+        rows: Counts of the tasks that have files.
+        global_pools: Number of candidates of each split.
+        absent: Splits and names of the tasks without files.
+        missing: Names of missing files.
+        damaged: Sentences about damaged files.
+        differing: Sentences about counts that differ from the paper.
+        images: Number of images that were opened.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TaskCounts] = field(default_factory=list)
     global_pools: dict[str, int] = field(default_factory=dict)
     absent: list[tuple[str, str]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -116,6 +132,7 @@ class Checked:
 
     @property
     def whole(self) -> bool:
+        """Whether nothing is missing, damaged or different."""
         return not (self.absent or self.missing or self.damaged or self.differing)
 
 
@@ -125,11 +142,18 @@ def check(
     tasks: Sequence[str] | None = None,
     images: int = 100,
     show: bool = False,
-) -> Checked:
-    """Reads all files of some splits.
+) -> CheckReport:
+    """Read all files of some splits and report what is wrong.
 
-    tasks: names such as mscoco_task0, or how they begin; all unless given. images: so many of each file are opened.
-    show: a progress bar on stderr.
+    Args:
+        root: Folder of the benchmark.
+        splits: Splits to check.
+        tasks: Names such as mscoco_task0, or prefixes of them; by default all.
+        images: Number of images to open per file.
+        show: Show a progress bar on stderr.
+
+    Raises:
+        BadData: The folder is not in M-BEIR layout, or there is no such split or task.
     """
     for split in splits:
         if split not in SPLITS:
@@ -142,7 +166,7 @@ def check(
 
 @dataclass
 class _Read:
-    """What a file of queries or candidates holds. ids, positives: hashes."""
+    """Contents of a query file or a pool. ids, positives: sorted hashes."""
 
     count: int = 0
     ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -156,53 +180,53 @@ class _Check:
         self, benchmark: Benchmark, splits: Sequence[str], tasks: Sequence[str] | None, images: int, bar: Progress
     ) -> None:
         self.benchmark, self.splits, self.images, self.bar = benchmark, splits, images, bar
-        self.wanted = tuple(tasks) if tasks else None
-        self.found = Checked()
+        self.chosen = tuple(tasks) if tasks else None
+        self.found = CheckReport()
         self.random = random.Random(0)
         self.pools: dict[Path, _Read] = {}
-        self.looked_at: set[str] = set()
+        self.opened: set[str] = set()
         self.work = bar.add_task("checking", total=self._bytes())
 
-    def run(self) -> Checked:
-        self._instructions()
+    def run(self) -> CheckReport:
+        self._check_instructions()
         for split in self.splits:
-            self._split(split)
-        if self.wanted and not self.found.rows and not self.found.absent:
-            raise BadData(f"No task begins with {' or '.join(self.wanted)}. Names are like mscoco_task0.")
-        self.found.images = len(self.looked_at)
+            self._check_split(split)
+        if self.chosen and not self.found.rows and not self.found.absent:
+            raise BadData(f"No task begins with {' or '.join(self.chosen)}. Names are like mscoco_task0.")
+        self.found.images = len(self.opened)
         return self.found
 
     # Which files
 
-    def _tasks(self, split: str) -> list[Task]:
-        """Those of the published set and those that are there, as far as they are wanted."""
-        there = {Task(name, id) for name, id in self.benchmark._query_files(split) if id is not None}
+    def _chosen_tasks(self, split: str) -> list[Task]:
+        """Return the published tasks and those with files, if they are chosen."""
+        there = {Task(name, id) for name, id in self.benchmark.query_files(split) if id is not None}
         every = [*PUBLISHED, *sorted(there - PUBLISHED.keys(), key=lambda task: task.name)]
-        return [task for task in every if self.wanted is None or task.name.startswith(self.wanted)]
+        return [task for task in every if self.chosen is None or task.name.startswith(self.chosen)]
 
     def _pool(self, task: Task, split: str) -> Path | None:
-        """The task's own pool; None if it is not there."""
+        """Return the pool of a task; None if it is missing."""
         try:
-            return self.benchmark._pool_file(task, split)
+            return self.benchmark.pool_file(task, split)
         except BadData:
             return None
 
-    def _global(self, split: str) -> Path:
-        return self.benchmark.root / f"cand_pool/global/mbeir_union_{split}_cand_pool.jsonl"
+    def _global_pool(self, split: str) -> Path:
+        return self.benchmark.root / global_pool_path(split)
 
     def _bytes(self) -> int:
-        """Size of all that will be read."""
+        """Return the size of all files to read."""
         files: set[Path] = set()
         for split in self.splits:
-            names, tasks = self.benchmark._query_files(split), self._tasks(split)
+            names, tasks = self.benchmark.query_files(split), self._chosen_tasks(split)
             files |= {path for (name, id), path in names.items() if id is None or Task(name, id) in tasks}
-            files |= {pool for task in tasks if (pool := self._pool(task, split))} | {self._global(split)}
+            files |= {pool for task in tasks if (pool := self._pool(task, split))} | {self._global_pool(split)}
         return sum(path.stat().st_size for path in files if path.is_file())
 
     # Reading
 
     def _records(self, path: Path, make: Callable[[dict[str, Any]], Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Each line that can be read, as it stands and as `make` makes it; the first that cannot is named."""
+        """Yield each readable line, as JSON and converted by `make`; report the first that is not."""
         first, bad, unseen = "", 0, 0
         self.bar.update(self.work, description=path.name)
         with open(path, "rb") as file:
@@ -217,7 +241,7 @@ class _Check:
                     row = json.loads(line)
                     made = make(row)
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadItem) as error:
-                    first = first or f"line {number}: {_wrong_line(line, error)}"
+                    first = first or f"line {number}: {describe_line_error(line, error)}"
                     bad += 1
                     continue
                 yield row, made
@@ -227,7 +251,7 @@ class _Check:
 
     def _queries(self, path: Path, task: Task, mixed: bool) -> _Read:
         read, ids, positives, sample = _Read(), array("q"), array("q"), _Sample(self.images, self.random)
-        for row, query in self._records(path, lambda row: _query(row, task)):
+        for row, query in self._records(path, lambda row: parse_query(row, task)):
             id = row.get("task_id") if mixed else task.task_id
             id = None if id is None else int(id)
             read.by_task[id] += 1
@@ -241,7 +265,7 @@ class _Check:
     def _candidates(self, path: Path) -> _Read:
         if path not in self.pools:
             ids, sample = array("q"), _Sample(self.images, self.random)
-            for _, candidate in self._records(path, _candidate):
+            for _, candidate in self._records(path, parse_candidate):
                 ids.append(hash(candidate.did))
                 sample.add(candidate.image_path)
             self.pools[path] = self._finish(path, _Read(), ids, sample)
@@ -250,20 +274,20 @@ class _Check:
     def _finish(self, path: Path, read: _Read, ids: "array[int]", sample: "_Sample") -> _Read:
         read.count, read.ids = len(ids), np.unique(np.frombuffer(ids, np.int64))
         if twice := read.count - len(read.ids):
-            self.found.damaged.append(f"{self._name(path)}: {twice:,} ids come more than once. Fetch the file again.")
-        self._look_at(path, sample.kept)
+            self.found.damaged.append(f"{self._name(path)}: {twice:,} ids are repeated. Download the file again.")
+        self._check_images(path, sample.kept)
         return read
 
-    def _look_at(self, path: Path, names: Sequence[str]) -> None:
+    def _check_images(self, path: Path, names: Sequence[str]) -> None:
         bad = [name for name in names if not self._opens(name)]
         if bad:
             self.found.damaged.append(
-                f"{self._name(path)}: of {len(names):,} images tried, {len(bad):,} cannot be opened, such as "
-                f"{bad[0]}. Unpack the archive of images again."
+                f"{self._name(path)}: {len(bad):,} of {len(names):,} images cannot be opened, such as "
+                f"{bad[0]}. Unpack the image archive again."
             )
 
     def _opens(self, name: str) -> bool:
-        self.looked_at.add(name)
+        self.opened.add(name)
         try:
             with Image.open(self.benchmark.root / name):
                 return True
@@ -275,30 +299,32 @@ class _Check:
 
     # Comparing
 
-    def _instructions(self) -> None:
+    def _check_instructions(self) -> None:
         try:
             rows = {(r.dataset.casefold(), r.query_modality, r.cand_modality) for r in self.benchmark.instructions}
         except BadData as error:
             there = (self.benchmark.root / INSTRUCTIONS).is_file()
             (self.found.damaged if there else self.found.missing).append(str(error) if there else INSTRUCTIONS)
             return
-        for task in sorted({task for split in self.splits for task in self._tasks(split)}, key=lambda task: task.name):
+        for task in sorted(
+            {task for split in self.splits for task in self._chosen_tasks(split)}, key=lambda task: task.name
+        ):
             if (task.dataset, task.query_modality, task.target_modality) not in rows:
                 kind = f"{task.query_modality.label} -> {task.target_modality.label}"
                 self.found.damaged.append(f"{INSTRUCTIONS}: no row for {task.dataset}, {kind}.")
 
-    def _split(self, split: str) -> None:
-        files, whole = self.benchmark._query_files(split), self._global(split)
-        everything = None
+    def _check_split(self, split: str) -> None:
+        files, whole = self.benchmark.query_files(split), self._global_pool(split)
+        whole_pool = None
         if whole.is_file():
-            everything = self._candidates(whole)
-            self.found.global_pools[split] = everything.count
-            if split == "test" and self.wanted is None and not fits(everything.count, GLOBAL):
-                self._differs(self._name(whole), "candidates", everything.count, GLOBAL)
+            whole_pool = self._candidates(whole)
+            self.found.global_pools[split] = whole_pool.count
+            if split == "test" and self.chosen is None and not fits(whole_pool.count, GLOBAL_COUNT):
+                self._differs(self._name(whole), "candidates", whole_pool.count, GLOBAL_COUNT)
         else:
             self.found.missing.append(self._name(whole))
         mixed: dict[str, _Read] = {}
-        for task in self._tasks(split):
+        for task in self._chosen_tasks(split):
             path, pool = files.get((task.dataset, task.task_id)), self._pool(task, split)
             together = files.get((task.dataset, None))
             if path is None and together is None and (split == "train" or pool is None):
@@ -310,18 +336,18 @@ class _Check:
             elif together is not None:
                 if task.dataset not in mixed:
                     mixed[task.dataset] = self._queries(together, task, mixed=True)
-                    self._answerable(self._name(together), mixed[task.dataset], None, everything)
+                    self._check_positives(self._name(together), mixed[task.dataset], None, whole_pool)
                 read = mixed[task.dataset]
             else:
                 self.found.missing.append(f"query/{split}/mbeir_{task.name}_{split}.jsonl")
-            self._task(task, split, path, read, pool, everything)
+            self._check_task(task, split, path, read, pool, whole_pool)
         for dataset, read in mixed.items():
-            self._sum(dataset, split, read)
+            self._check_sum(dataset, split, read)
 
-    def _task(
-        self, task: Task, split: str, path: Path | None, read: _Read | None, pool: Path | None, everything: _Read | None
+    def _check_task(
+        self, task: Task, split: str, path: Path | None, read: _Read | None, pool: Path | None, whole_pool: _Read | None
     ) -> None:
-        """One task of one split: its pool, its qrels, and the row for people."""
+        """Check the pool and the qrels of a task in one split, and add its counts to the report."""
         own = None
         if split != "train":
             if pool is None:
@@ -329,64 +355,64 @@ class _Check:
                 self.found.missing.append(f"cand_pool/local/mbeir_{task.name}{of_split}_cand_pool.jsonl")
             else:
                 own = self._candidates(pool)
-            self._qrels(task, split, read)
+            self._check_qrels(task, split, read)
         if read is not None and path is not None:
-            self._answerable(self._name(path), read, own, everything)
-        if own is not None and everything is not None and split == "test":
-            self._inside(self._name(pool or Path()), "candidates", own.ids, everything, "the global pool")
+            self._check_positives(self._name(path), read, own, whole_pool)
+        if own is not None and whole_pool is not None and split == "test":
+            self._check_inside(self._name(pool or Path()), "candidates", own.ids, whole_pool, "the global pool")
         queries = read.by_task[task.task_id] if read and not read.by_task[None] else None
         relevant = read.relevant[task.task_id] / queries if read and queries else None
-        row = Row(task, split, queries, relevant, own.count if own else None)
+        row = TaskCounts(task, split, queries, relevant, own.count if own else None)
         self.found.rows.append(row)
         if row.published is not None:
-            figure = row.published.queries[split]
-            if queries is not None and not fits(queries, figure):
-                self._differs(f"{task.name}, {split}", "queries", queries, figure)
+            published = row.published.queries[split]
+            if queries is not None and not fits(queries, published):
+                self._differs(f"{task.name}, {split}", "queries", queries, published)
             if own is not None and not fits(own.count, row.published.candidates):
                 self._differs(f"{task.name}, {split}", "candidates", own.count, row.published.candidates)
 
-    def _qrels(self, task: Task, split: str, read: _Read | None) -> None:
-        name = _qrels_name(task.name, split)
+    def _check_qrels(self, task: Task, split: str, read: _Read | None) -> None:
+        name = qrels_path(task.name, split)
         path = self.benchmark.root / name
         if not path.is_file():
             self.found.missing.append(name)
             return
         asked = array("q")
         try:
-            asked.extend(hash(qid) for qid, _, _ in _read_qrels(path))
+            asked.extend(hash(qid) for qid, _, _ in read_qrels(path))
         except BadData as error:
             self.found.damaged.append(str(error).replace(str(path), name))
             return
         if read is not None:
             here = np.unique(np.frombuffer(asked, np.int64))
             for ids, others, what in (
-                (read.ids, here, "without a line in it"),
-                (here, read.ids, "in it but not asked"),
+                (read.ids, here, "not in it"),
+                (here, read.ids, "in it but not in the query file"),
             ):
                 if lost := int((~np.isin(ids, others, assume_unique=True)).sum()):
-                    self.found.damaged.append(f"{name}: {lost:,} queries are {what}. Fetch queries and qrels again.")
+                    self.found.damaged.append(f"{name}: {lost:,} queries are {what}. Download queries and qrels again.")
 
-    def _answerable(self, name: str, read: _Read, own: _Read | None, everything: _Read | None) -> None:
-        for pool, what in ((own, "the task's own pool"), (everything, "the global pool")):
+    def _check_positives(self, name: str, read: _Read, own: _Read | None, whole_pool: _Read | None) -> None:
+        for pool, what in ((own, "the pool of the task"), (whole_pool, "the global pool")):
             if pool is not None:
-                self._inside(name, "right candidates", read.positives, pool, what)
+                self._check_inside(name, "relevant candidates", read.positives, pool, what)
 
-    def _inside(self, name: str, what: str, ids: np.ndarray, pool: _Read, where: str) -> None:
+    def _check_inside(self, name: str, what: str, ids: np.ndarray, pool: _Read, where: str) -> None:
         if lost := int((~np.isin(ids, pool.ids, assume_unique=True)).sum()):
-            self.found.damaged.append(f"{name}: {lost:,} {what} are not in {where}. Fetch both files again.")
+            self.found.damaged.append(f"{name}: {lost:,} {what} are not in {where}. Download both files again.")
 
-    def _sum(self, dataset: str, split: str, read: _Read) -> None:
-        """A file of several tasks whose lines do not say which: only the sum can be compared."""
-        figures = [row.queries[split] for task, row in PUBLISHED.items() if task.dataset == dataset]
-        if read.by_task[None] and figures and not fits(read.count, *figures):
-            self._differs(f"{dataset}, {split}, all tasks", "queries", read.count, " + ".join(figures))
+    def _check_sum(self, dataset: str, split: str, read: _Read) -> None:
+        """Compare the sum of several tasks, for a file whose lines do not state the task."""
+        published = [row.queries[split] for task, row in PUBLISHED.items() if task.dataset == dataset]
+        if read.by_task[None] and published and not fits(read.count, *published):
+            self._differs(f"{dataset}, {split}, all tasks", "queries", read.count, " + ".join(published))
 
-    def _differs(self, where: str, what: str, count: int, figure: str) -> None:
-        self.found.differing.append(f"{where}: {count:,} {what}, published are {figure}.")
+    def _differs(self, where: str, what: str, count: int, published: str) -> None:
+        self.found.differing.append(f"{where}: {count:,} {what}; the paper has {published}.")
 
 
 class _Sample:
-    """Some of a stream of names, each as likely as any other (reservoir sampling)."""
+    """A uniform random sample of a stream of names (reservoir sampling)."""
 
     def __init__(self, size: int, generator: random.Random) -> None:
         self.size, self.random, self.seen = size, generator, 0

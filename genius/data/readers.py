@@ -1,7 +1,6 @@
-"""Items from what people have: a folder of images, a CSV, JSONL or Parquet table, an M-BEIR candidate pool.
+"""Read items from a folder of images, a CSV, JSONL or Parquet table, or an M-BEIR candidate pool.
 
-Knows files, rows and columns. Does not open images and does not know what becomes of the items. Reading is lazy, and
-what is wrong with one row never stops the others: it comes out as a BadItem in its place.
+Reading is lazy. A row that cannot be read gives a BadItem and does not stop the others. Images are not opened.
 """
 
 import csv
@@ -28,9 +27,9 @@ UNDERSTOOD = (
     "a folder of images (with captions in .txt or .json files of the same name) or of .txt files, a single image, "
     "a table with the columns id, text, image (.csv, .tsv, .jsonl, .parquet), or an M-BEIR candidate pool (.jsonl)"
 )
-"""What `read_items` takes, as error messages say it."""
+"""The sources of `read_items`, for error messages."""
 
-# Kinds of image that cannot be read are items all the same, so that they are reported instead of passed over.
+# Images of unsupported formats become items too, so that they are reported instead of ignored.
 _IMAGES = SUFFIXES | {".svg", ".heic", ".heif"}
 _FIELDS = frozenset(("id", "text", "caption", "image", "metadata"))
 _DELIMITERS = ",;\t|"
@@ -38,22 +37,23 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 
 def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
-    """The items found at `path`, one at a time; a broken one comes as a BadItem that names its file and row.
+    """Yield the items at `path`. An item that cannot be read is a BadItem with its file and row.
 
-    - A folder: every image below it, id = its path in the folder. `name.txt` beside `name.jpg` is its text;
-      `name.json` may hold "text" (or "caption") and metadata. A .txt without an image is a text.
+    - A folder: all images below it. The id is the path in the folder. `name.txt` beside `name.jpg` is its text;
+      `name.json` may have "text" (or "caption") and metadata. A .txt file without an image is a text item.
     - A table: columns (or keys) `id`, `text` (or `caption`) and `image`; all others are metadata. Image paths are
-      relative to the table. Parquet may hold images as bytes. A row without id gets one from its row number.
+      relative to the table. Parquet files may have images as bytes. A row without id gets one from its row number.
     - An M-BEIR candidate pool: `did`, `txt`, `img_path`, the latter relative to the folder that holds `cand_pool`.
 
-    Raises BadData at once when there is nothing to read here or it is of an unknown kind.
+    Raises:
+        BadData: There are no items at the path, or its format is not supported. Raised before the first item.
     """
     path = Path(path)
     if not path.exists():
         raise BadData(f"{printable(str(path))}: there is no such file or folder. Check the path.")
     reader = _reader(path)
     if reader is None:
-        raise BadData(f"{printable(str(path))}: this kind of file is not understood. Give {UNDERSTOOD}.")
+        raise BadData(f"{printable(str(path))}: the file format is not supported. Give {UNDERSTOOD}.")
     items = reader(path)
     first = next(items, None)
     if first is None:
@@ -74,24 +74,26 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Item | BadItem]] | None:
 
 
 def _read_folder(root: Path) -> Iterator[Item | BadItem]:
-    """Images and lone texts below `root`, in the order of their names. Hidden files and folders are passed over."""
+    """Yield images and texts below `root`, sorted by name. Hidden files and folders are ignored."""
     unreadable: list[OSError] = []
     for folder, subfolders, names in os.walk(root, onerror=unreadable.append):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
-        illustrated = {path.stem for path in paths if path.suffix.lower() in _IMAGES}
+        with_image = {path.stem for path in paths if path.suffix.lower() in _IMAGES}
         for path in paths:
             id = path.relative_to(root).as_posix()
             if path.suffix.lower() in _IMAGES:
                 yield _image_file(path, id)
-            elif path.suffix.lower() == ".txt" and path.stem not in illustrated:
-                yield _lone_text(path, id)
+            elif path.suffix.lower() == ".txt" and path.stem not in with_image:
+                yield _text_file(path, id)
     for error in unreadable:
-        yield BadItem(printable(str(error.filename)), f"the folder cannot be read ({error.strerror}).")
+        yield BadItem(
+            printable(str(error.filename)), f"the folder cannot be read ({error.strerror}). Check its permissions."
+        )
 
 
 def _image_file(path: Path, id: str) -> Item | BadItem:
-    """An image with what its side files say."""
+    """Return an image with the text and metadata of its side files."""
     try:
         metadata = _side_metadata(_side_file(path, ".json"))
         text = metadata.pop("text", None)
@@ -105,12 +107,12 @@ def _image_file(path: Path, id: str) -> Item | BadItem:
 
 
 def _side_file(path: Path, suffix: str) -> Path:
-    """`cat.txt` for `cat.jpg`, or `CAT.TXT` for `CAT.JPG`."""
-    shouted = path.with_suffix(suffix.upper())
-    return shouted if shouted.is_file() else path.with_suffix(suffix)
+    """Return `cat.txt` for `cat.jpg`, or `CAT.TXT` for `CAT.JPG`."""
+    upper = path.with_suffix(suffix.upper())
+    return upper if upper.is_file() else path.with_suffix(suffix)
 
 
-def _lone_text(path: Path, id: str) -> Item | BadItem:
+def _text_file(path: Path, id: str) -> Item | BadItem:
     try:
         return _checked(Item(id, text=_side_text(path)))
     except BadItem as error:
@@ -141,7 +143,7 @@ def _side_metadata(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A row of a file: what errors name, what an id is made of, and where its images are looked for."""
+    """A row of a file."""
 
     file: Path
     number: int
@@ -155,11 +157,11 @@ class _Place:
 
 
 def _read_csv(path: Path) -> Iterator[Item | BadItem]:
-    """Rows are numbered as a spreadsheet shows them: the header is row 1."""
-    csv.field_size_limit(max(csv.field_size_limit(), 1 << 24))  # the default refuses long texts
+    """Read a CSV file. Rows are numbered as in a spreadsheet: the header is row 1."""
+    csv.field_size_limit(max(csv.field_size_limit(), 1 << 24))  # the default is too small for long texts
     with open(
         path, encoding="utf-8-sig", errors="surrogateescape", newline=""
-    ) as file:  # a bad byte spoils one row only
+    ) as file:  # an invalid byte affects one row only
         header_line = file.readline()
         delimiter = max(_DELIMITERS, key=lambda mark: len(_FIELDS & set(_header(header_line, mark))))
         header = _header(header_line, delimiter)
@@ -188,7 +190,7 @@ def _header(line: str, delimiter: str) -> list[str]:
 
 
 def _typed(name: str, cell: str) -> Any:
-    """A metadata cell that is a number, true or false as such; an empty one as None. The named fields stay strings."""
+    """Convert a metadata cell to a number or boolean if it is one, and an empty cell to None."""
     if not cell.strip():
         return None
     if name in _FIELDS:
@@ -208,7 +210,7 @@ def _read_jsonl(path: Path) -> Iterator[Item | BadItem]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield BadItem(place.id, f"{place}: the line is not JSON ({error}).")
+                yield BadItem(place.id, f"{place}: the line is not JSON ({error}). Correct it.")
                 continue
             if not isinstance(row, dict):
                 yield BadItem(place.id, f'{place}: the line must be an object such as {{"id": "a", "text": "..."}}.')
@@ -219,13 +221,13 @@ def _read_jsonl(path: Path) -> Iterator[Item | BadItem]:
 
 
 def _from_candidate(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of an M-BEIR candidate pool, with this module's names."""
+    """Rename the fields of an M-BEIR candidate."""
     rest = {name: row[name] for name in row.keys() - {"did", "txt", "img_path", "modality", "src_content"}}
     return {"id": row["did"], "text": row.get("txt"), "image": row.get("img_path"), "metadata": rest}
 
 
 def _benchmark_root(path: Path) -> Path:
-    """The folder that holds `cand_pool` and the pool somewhere in it; the pool's own folder when there is none."""
+    """Return the parent folder that holds `cand_pool`; the folder of the pool if there is none."""
     parents = path.absolute().parents
     return next((folder for folder in parents if (folder / "cand_pool").is_dir()), path.parent)
 
@@ -246,11 +248,11 @@ def _read_parquet(path: Path) -> Iterator[Item | BadItem]:
         if number == 0:
             raise BadData(f"{printable(str(path))}: {reason}") from error
         place = _Place(path, number + 1)
-        yield BadItem(place.id, f"{place} and what follows cannot be read: {reason}")
+        yield BadItem(place.id, f"{place} and all rows after it cannot be read: {reason}")
 
 
 def _jsonable(name: str, value: Any) -> Any:
-    """A cell as a JSON value. Bytes outside the image column have none and are left out, as is NaN ("absent")."""
+    """Convert a cell to a JSON value; None for NaN and for bytes outside the image column."""
     match value:
         case _ if name == "image":
             return value
@@ -272,7 +274,7 @@ def _jsonable(name: str, value: Any) -> Any:
 
 
 def _known(name: str) -> str:
-    """A column's name, with the spelling of the fields forgiven: " Text" is text."""
+    """Normalise the name of a column: " Text" is text."""
     return name.strip().lower() if name.strip().lower() in _FIELDS else name.strip()
 
 
@@ -281,12 +283,12 @@ def _check_columns(path: Path, columns: list[str]) -> None:
         found = printable(", ".join(columns))[:200] or "none"
         raise BadData(
             f"{printable(str(path))}: there is no column `text` or `image` (found: {found}). "
-            "Call the columns id, text and image, and save the file as UTF-8."
+            "Name the columns id, text and image, and save the file as UTF-8."
         )
 
 
 def _from_row(row: dict[str, Any], place: _Place, root: Path | None = None) -> Item | BadItem:
-    """The item a row describes; `root` is where its image's path starts, by default beside the file."""
+    """Convert a row to an item. Image paths are relative to `root`, by default the folder of the file."""
     id = row.pop("id", None)
     id = place.id if id in (None, "") else str(id) if type(id) is int else id
     text = row.pop("text", None)
@@ -309,7 +311,7 @@ def _from_row(row: dict[str, Any], place: _Place, root: Path | None = None) -> I
 
 
 def _as_object(value: Any) -> Any:
-    """The `metadata` of a table whose cells hold no objects: JSON such as {"lang": "en"} becomes one."""
+    """Parse a `metadata` cell that is a JSON object, such as {"lang": "en"}."""
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return value
     try:
@@ -319,7 +321,7 @@ def _as_object(value: Any) -> Any:
 
 
 def _image(value: Any, root: Path) -> Any:
-    """A table's image: bytes, a path relative to `root`, or the {"bytes", "path"} that data-set libraries write."""
+    """Return bytes or a path from an image cell. Data-set libraries write {"bytes", "path"}."""
     if isinstance(value, dict):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if not isinstance(value, str):
@@ -330,7 +332,7 @@ def _image(value: Any, root: Path) -> Any:
 
 
 def _checked(item: Item) -> Item:
-    """The item, if it has text or an image."""
+    """Return the item; raise BadItem if it has neither text nor an image."""
     _ = item.modality
     return item
 

@@ -1,7 +1,6 @@
-"""A split of a benchmark as index arrays over unique texts and images: what training and evaluation work on.
+"""A split of a benchmark as index arrays over unique texts and images, for training and evaluation.
 
-Knows queries, positives, pools and prompts; knows nothing of vectors. Every unique string and image has one number,
-so that an encoder sees each of them once.
+Each unique text and image has one number, so it is encoded once.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +13,18 @@ from genius.data.mbeir import Benchmark, Candidate, MBQuery, Task
 from genius.errors import BadData
 
 Choose = Callable[[Sequence[str]], str | None]
-"""Which of a task's prompts a query gets; None means the instruction that a query without one has."""
+"""Chooses the prompt of a query; None means the default instruction of the target modality."""
 
 
 class Vocabulary:
-    """Numbers for unique strings; -1 for none."""
+    """Numbers of unique strings."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str | None) -> int:
+        """Return the number of a string, a new one if necessary; -1 for None and ""."""
         if not name:
             return -1
         if name not in self._numbers:
@@ -35,9 +35,15 @@ class Vocabulary:
 
 @dataclass
 class TaskData:
-    """The queries of one task. text, image: (n,) numbers of strings and images, -1 for none.
+    """The queries of one task.
 
-    positives: for each query the rows of its right candidates. pool: the rows searched, None in train.
+    Attributes:
+        task: The task.
+        qids: Query ids.
+        text: (n,) numbers of the prompts.
+        image: (n,) numbers of the images, -1 for none.
+        positives: Rows of the relevant candidates of each query.
+        pool: Rows of the candidates of the task; None in train.
     """
 
     task: Task
@@ -58,7 +64,7 @@ class TaskData:
 
 @dataclass
 class SplitData:
-    """All tasks of one split over one list of candidates. text, image: (candidates,) numbers, -1 for none."""
+    """All tasks of one split, with their candidates. text, image: (candidates,) numbers, -1 for none."""
 
     tasks: list[TaskData]
     dids: list[str]
@@ -67,18 +73,23 @@ class SplitData:
 
     @property
     def modality(self) -> np.ndarray:
-        """(candidates,) 0 image, 1 text, 2 both."""
+        """(candidates,) values of Modality."""
         return np.where(self.image < 0, 1, np.where(self.text < 0, 0, 2))
 
 
 def first_prompt(prompts: Sequence[str]) -> str:
+    """Choose the first prompt."""
     return prompts[0]
 
 
 def read_split(
     benchmarks: Sequence[Benchmark], split: str, texts: Vocabulary, images: Vocabulary, choose: Choose = first_prompt
 ) -> SplitData:
-    """One split of some benchmarks, their candidates joined. New strings and images go to `texts` and `images`."""
+    """Read one split of some benchmarks. New strings and images get numbers in `texts` and `images`.
+
+    Raises:
+        BadData: The split is missing or inconsistent.
+    """
     tasks: list[TaskData] = []
     dids: list[str] = []
     text: list[int] = []
@@ -95,7 +106,7 @@ def read_split(
         return candidate.did
 
     def read_pool(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> list[str]:
-        """The dids of a task's own pool. The published global val pool lacks candidates that no query names."""
+        """Return the dids of a pool. The published global val pool lacks candidates that are relevant to no query."""
         pool = benchmark.iter_pool(task, split)
         return [one.did if one.did in rows or split != "val" else add(benchmark, one, rows) for one in pool]
 
@@ -104,12 +115,11 @@ def read_split(
         prompts = benchmark.prompts(task.dataset, task.query_modality, task.target_modality)
         where = f"{benchmark.root}, {split}: {task.name}"
         if not queries:
-            raise BadData(f"{where} has no queries. Remove its file, or fill it.")
-        alone = next((q.qid for q in queries if not q.positives), None)
-        if alone is not None:
-            raise BadData(f"{where} has a query, {alone}, without a right candidate. Remove it, or give it one.")
+            raise BadData(f"{where} has no queries. Remove its file, or add queries.")
+        unanswered = next((q.qid for q in queries if not q.positives), None)
+        if unanswered is not None:
+            raise BadData(f"{where} has a query without relevant candidates, {unanswered}. Remove it, or add one.")
         pool = None if split == "train" else read_pool(benchmark, task, rows)
-        # Whether there is an image, not which, decides what the string says.
         strings = [Query(q.text, q.image_path, choose(prompts), task.target_modality).prompt() for q in queries]
         return TaskData(
             task,
@@ -133,5 +143,5 @@ def read_split(
 def _rows(rows: dict[str, int], dids: Sequence[str], where: str) -> np.ndarray:
     missing = next((did for did in dids if did not in rows), None)
     if missing is not None:
-        raise BadData(f"{where} names the candidate {missing}, which the global pool does not hold.")
+        raise BadData(f"{where} names the candidate {missing}, which is not in the global pool.")
     return np.array([rows[did] for did in dids], dtype=np.int64)

@@ -161,7 +161,7 @@ def test_prompts_by_dataset_and_both_modalities(root):
     assert bench.prompts("mscoco", TEXT, IMAGE) == ("Find the photo.", "Show it.", "Pick it.", "Get it.")
     assert bench.prompts("mscoco", TEXT, IMAGE) == bench.prompts("MSCOCO", TEXT, IMAGE)
     assert bench.prompts("webqa", TEXT, PAIR) == ("Find a page.", "Show one.")
-    with pytest.raises(BadData, match=r"query_instructions\.tsv: no row for webqa, text -> text"):
+    with pytest.raises(BadData, match=r"query_instructions\.tsv: there is no row for webqa, text -> text"):
         bench.prompts("webqa", TEXT, TEXT)
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from genius.cli.mbeir import mbeir_app
 from genius.data import mbeir_check
 from genius.data.mbeir import TASKS, Benchmark, Task
-from genius.data.mbeir_check import PUBLISHED, Figures, check, fits
+from genius.data.mbeir_check import PUBLISHED, PublishedCounts, check, fits
 from genius.errors import BadData
 
 COUNTS = {"train": 20, "val": 6, "test": 6}
@@ -21,9 +21,11 @@ COUNTS = {"train": 20, "val": 6, "test": 6}
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small benchmark for whose counts the published ones are taken; its training queries are in one file."""
     write_tiny_benchmark(tmp_path)
-    small = Figures({split: f"{n / 1000:.3f}K" for split, n in COUNTS.items()}, dict.fromkeys(COUNTS, 1.0), "0.006K")
+    small = PublishedCounts(
+        {split: f"{n / 1000:.3f}K" for split, n in COUNTS.items()}, dict.fromkeys(COUNTS, 1.0), "0.006K"
+    )
     monkeypatch.setattr(mbeir_check, "PUBLISHED", {Task(DATASET, id): small for id in TASKS})
-    monkeypatch.setattr(mbeir_check, "GLOBAL", "0.018K")
+    monkeypatch.setattr(mbeir_check, "GLOBAL_COUNT", "0.018K")
     files = sorted((tmp_path / "query/train").glob("*.jsonl"))
     together = b"".join(file.read_bytes() for file in files)
     for file in files:
@@ -110,7 +112,7 @@ def test_a_file_that_is_cut_off_is_named_with_its_line(root: Path) -> None:
     (root / name).write_bytes(content[:-20])
     found = check(root, splits=["test"])
     assert any(sentence.startswith(f"{name}, line 6: this is not JSON") for sentence in found.damaged)
-    assert any("1 right candidates are not in the task's own pool" in sentence for sentence in found.damaged)
+    assert any("1 relevant candidates are not in the pool of the task" in sentence for sentence in found.damaged)
 
 
 def test_a_pointer_instead_of_the_data_is_recognised(root: Path) -> None:
@@ -123,27 +125,27 @@ def test_a_pointer_instead_of_the_data_is_recognised(root: Path) -> None:
 def test_ids_that_come_twice(root: Path) -> None:
     name = "cand_pool/local/mbeir_shapes_task0_test_cand_pool.jsonl"
     edit(root / name, lambda lines: lines[:-1] + lines[:1])
-    assert any(s.startswith(f"{name}: 1 ids come more than once") for s in check(root, splits=["test"]).damaged)
+    assert any(s.startswith(f"{name}: 1 ids are repeated") for s in check(root, splits=["test"]).damaged)
 
 
 def test_queries_and_qrels_that_do_not_belong_together(root: Path) -> None:
     edit(root / "qrels/val/mbeir_shapes_task0_val_qrels.txt", lambda lines: [*lines[1:], "9:999 0 x 1 0\n"])
     damaged = check(root, splits=["val"]).damaged
-    assert any("1 queries are without a line in it" in sentence for sentence in damaged)
-    assert any("1 queries are in it but not asked" in sentence for sentence in damaged)
+    assert any("1 queries are not in it" in sentence for sentence in damaged)
+    assert any("1 queries are in it but not in the query file" in sentence for sentence in damaged)
 
 
 def test_right_candidates_that_no_pool_holds(root: Path) -> None:
     edit(root / "cand_pool/global/mbeir_union_train_cand_pool.jsonl", lambda lines: lines[1:])
     (sentence,) = check(root, splits=["train"]).damaged
-    assert "1 right candidates are not in the global pool" in sentence
+    assert "1 relevant candidates are not in the global pool" in sentence
 
 
 def test_counts_that_are_not_the_published_ones(root: Path) -> None:
     edit(root / "query/val/mbeir_shapes_task0_val.jsonl", lambda lines: lines[:3])
     edit(root / "qrels/val/mbeir_shapes_task0_val_qrels.txt", lambda lines: lines[:3])
     found = check(root, splits=["val"])
-    assert found.differing == ["shapes_task0, val: 3 queries, published are 0.006K."]
+    assert found.differing == ["shapes_task0, val: 3 queries; the paper has 0.006K."]
     assert not found.damaged
 
 
@@ -165,7 +167,7 @@ def test_images_that_cannot_be_opened(root: Path) -> None:
     for image in root.rglob("*.png"):
         image.write_bytes(b"")
     damaged = check(root, splits=["test"], tasks=["shapes_task0"]).damaged
-    assert any("of 6 images tried, 6 cannot be opened" in sentence for sentence in damaged)
+    assert any("6 of 6 images cannot be opened" in sentence for sentence in damaged)
     assert check(root, splits=["test"], images=0).whole
 
 
@@ -185,7 +187,7 @@ def test_the_command(root: Path) -> None:
     assert run.exit_code == 0
     assert "shapes_task8" in run.stdout
     assert "(0.006K)" in run.stdout
-    assert "as many as published" in run.stdout
+    assert "have the published counts" in run.stdout
     (root / "query/test/mbeir_shapes_task1_test.jsonl").unlink()
     run = CliRunner().invoke(mbeir_app, ["check", str(root), "--splits", "test"])
     assert run.exit_code == 1
