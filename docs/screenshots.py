@@ -1,7 +1,7 @@
-"""Takes the images of the page that the docs show: `python docs/screenshots.py demo/emoji.genius` (see `make demo`).
+"""Take the screenshots of the page for the docs: `python docs/screenshots.py demo/emoji.genius` (see `make demo`).
 
-Starts `genius serve` on the index and a headless Chromium, both as the tests of the page do. Writes page-light.png,
-page-dark.png, page-codes.png and page-phone.png beside this file, or into the folder given as the second argument.
+Starts `genius serve` on the index and a headless Chromium, as the tests of the page do. Writes page-light.png,
+page-dark.png, page-codes.png and page-phone.png next to this file, or into the folder given as the second argument.
 """
 
 import io
@@ -27,6 +27,7 @@ GAP = 32  # pixels between the two phones
 def main() -> None:
     index, folder = sys.argv[1], Path(sys.argv[2] if len(sys.argv) > 2 else HERE)
     with running_server(index) as server, chromium() as browser:
+        desktop(browser, server.url, "light")  # the first search after a start is slower
         save(desktop(browser, server.url, "light"), folder / "page-light.png")
         save(desktop(browser, server.url, "dark"), folder / "page-dark.png")
         save(codes(browser, server.url), folder / "page-codes.png")
