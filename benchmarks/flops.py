@@ -4,8 +4,6 @@ A search is counted as its matrix products, from the decoder's shape and the num
 is then timed alone, with nothing around it. Their sum is the physical limit of a search on this machine: no engine that
 does the same arithmetic is quicker. Attention between tokens, softmax, sorting, the trie and re-ranking are not
 counted: the limit is a little too low, never too high.
-
-Knows decoder shapes and matrix products; knows nothing of collections or of how searches are timed.
 """
 
 import time
@@ -26,7 +24,7 @@ MODALITIES = 3
 
 
 def flops(products: Products) -> int:
-    """A multiplication and an addition for each element."""
+    """Two operations, multiply and add, per element."""
     return sum(2 * rows * inner * columns * times for (rows, inner, columns), times in products.items())
 
 
@@ -68,7 +66,7 @@ def published(config: DecoderConfig, queries: int, width: int) -> Products:
 
 
 def prefix(config: DecoderConfig, queries: int, copies: int) -> Products:
-    """The prefix network (Eq. 9), and keys and values of so many copies of its output."""
+    """The prefix network (Eq. 9), and keys and values of that many copies of its output."""
     products: Products = Counter()
     products[queries, config.dim, config.prefix * config.d_model] += 1
     products[copies * config.prefix, config.d_model, 2 * config.heads * config.d_kv] += config.layers
@@ -76,7 +74,7 @@ def prefix(config: DecoderConfig, queries: int, copies: int) -> Products:
 
 
 def layers(config: DecoderConfig, rows: int) -> Products:
-    """One token a row through all layers."""
+    """All layers, one token per row."""
     d, inner = config.d_model, config.heads * config.d_kv
     products: Products = Counter()
     products[rows, d, 3 * inner] += config.layers
@@ -99,7 +97,7 @@ class Machine:
         self._seconds: dict[tuple[int, Shape], float] = {}
 
     def seconds(self, products: Products, threads: int) -> float:
-        """How long the products take, one after the other, on so many threads (which torch then has)."""
+        """Seconds of all products in sequence on this many threads. Sets torch's threads."""
         torch.set_num_threads(threads)
         return sum(times * self._product(shape, threads) for shape, times in products.items())
 
@@ -110,7 +108,7 @@ class Machine:
 
 
 def product_seconds(shape: Shape, threads: int) -> float:
-    """One product, by torch or by ONNX Runtime with its weights packed beforehand: whichever is quicker."""
+    """Seconds of one product by torch or by ONNX Runtime with prepacked weights, the faster of the two."""
     rows, inner, columns = shape
     x, weight = torch.randn(rows, inner), torch.randn(inner, columns)
     out, given = torch.empty(rows, columns), {"x": x.numpy()}

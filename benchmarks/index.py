@@ -21,7 +21,7 @@ one which has searched an index of 2,000 items; searches one by one on one threa
 search has seen it, and until another open index has, the longest of several times; searches by a reader that looks for
 news every second, before, while and after another process adds 1,000 items after the other.
 
-Figures go to OUT/index.json after each of these steps, and what is there is not measured again. Run it on an idle
+Results go to OUT/index.json after each of these steps, and what is there is not measured again. Run it on an idle
 machine: rows during which other processes were at work are marked.
 """
 
@@ -42,7 +42,7 @@ import numpy as np
 import scale
 import torch
 from index_baselines import Baseline, HnswBaseline, LanceBaseline, size_on_disk
-from index_figures import NAMES, OURS, Figures, sheets, write_page
+from index_results import NAMES, OURS, IndexResults, sheets, write_page
 from index_sources import Source, Sources
 from material import PAPER, random_model, unit
 from rich.console import Console
@@ -112,10 +112,10 @@ def main() -> None:
     console = Console()
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        figures = Figures.read(arguments.out / "index.json")
+        results = IndexResults.read(arguments.out / "index.json")
         if arguments.page is None:
-            measure(figures, settings_from(arguments), console)
-        finish(figures, arguments.page, console)
+            measure(results, settings_from(arguments), console)
+        finish(results, arguments.page, console)
     except GeniusError as error:
         console.print(f"[red]{error}[/]")
         raise SystemExit(1) from error
@@ -135,48 +135,50 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     return Settings(sizes, indexes, vectors, arguments.threads, 2.0 if quick else 20.0, assigned)
 
 
-def measure(figures: Figures, settings: Settings, console: Console) -> None:
-    figures.machine = f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
+def measure(results: IndexResults, settings: Settings, console: Console) -> None:
+    results.machine = f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         torch.set_num_threads(settings.threads)
         sources = Sources(settings.vectors, progress)
-        measure_rates(figures, settings, sources, progress)
+        measure_rates(results, settings, sources, progress)
         for items in settings.sizes:
             for name in settings.indexes:
                 if name in OURS:
-                    measure_ours(figures, settings, sources, name, items, progress)
+                    measure_ours(results, settings, sources, name, items, progress)
                 else:
-                    measure_baseline(figures, settings, sources, name, items, progress)
+                    measure_baseline(results, settings, sources, name, items, progress)
 
 
-def finish(figures: Figures, page: Path | None, console: Console) -> None:
-    """Show, and write the page if there is one."""
-    if not figures.rows:
-        raise GeniusError(f"{figures.path} holds no figures. Measure first: python benchmarks/index.py OUT")
+def finish(results: IndexResults, page: Path | None, console: Console) -> None:
+    """Print the tables and fill the page."""
+    if not results.rows:
+        raise GeniusError(f"{results.path} holds no results. Measure first: python benchmarks/index.py OUT")
     if page is not None:
-        write_page(figures, page)
+        write_page(results, page)
         console.print(f"Written: {page}")
         return
-    for sheet in sheets(figures):
+    for sheet in sheets(results):
         console.print(sheet.table())
-    for what, why in figures.skipped.items():
+    for what, why in results.skipped.items():
         console.print(f"Not measured: {what} ({why}).")
-    if any(row.disturbed for row in figures.rows.values()):
-        console.print("[yellow]* Other processes were at work: these figures mean nothing. Run again when idle.[/]")
-    console.print(f"Written: {figures.path}")
+    if any(row.disturbed for row in results.rows.values()):
+        console.print(
+            "[yellow]* Other processes were running: these results are not reliable. Run again on an idle machine.[/]"
+        )
+    console.print(f"Written: {results.path}")
 
 
 # Making what is measured
 
 
 def names(start: int, count: int) -> list[str]:
-    """Counted ids, in the manner of M-BEIR's."""
+    """Numbered ids in M-BEIR's style."""
     return [f"9:{number}" for number in range(start, start + count)]
 
 
 def blocks(source: Source, items: int, what: str, progress: Progress) -> Iterator[tuple[int, Vectors]]:
-    """All vectors, block by block: where it starts, and the block."""
+    """Yield all vectors in blocks: the start of a block, and the block."""
     bar = progress.add_task(what, total=items)
     for start in range(0, items, BLOCK):
         vectors = source.block(start, min(BLOCK, items - start))
@@ -185,10 +187,10 @@ def blocks(source: Source, items: int, what: str, progress: Progress) -> Iterato
     progress.remove_task(bar)
 
 
-def measure_rates(figures: Figures, settings: Settings, sources: Sources, progress: Progress) -> None:
-    """How many items a second get their codes from ready vectors, on all threads."""
+def measure_rates(results: IndexResults, settings: Settings, sources: Sources, progress: Progress) -> None:
+    """Items per second that get codes from ready vectors, on all threads."""
     for kind in ("mini", "paper"):
-        if kind not in settings.indexes or kind in figures.rates:
+        if kind not in settings.indexes or kind in results.rates:
             continue
         count = settings.assigned[kind]
         if kind == "mini":
@@ -201,30 +203,30 @@ def measure_rates(figures: Figures, settings: Settings, sources: Sources, progre
         model.codes(vectors[:1024])
         began = time.perf_counter()
         model.codes(vectors)
-        figures.rates[kind] = count / (time.perf_counter() - began)
+        results.rates[kind] = count / (time.perf_counter() - began)
         progress.remove_task(bar)
-        figures.write()
+        results.write()
 
 
 # Ours
 
 
 def measure_ours(
-    figures: Figures, settings: Settings, sources: Sources, name: str, items: int, progress: Progress
+    results: IndexResults, settings: Settings, sources: Sources, name: str, items: int, progress: Progress
 ) -> None:
-    """The steps that are missing. For these the index is built, once more if need be, and removed afterwards."""
-    known = figures.rows[name, items].values if (name, items) in figures.rows else {}
+    """Measure the missing steps. Builds the index for them and removes it afterwards."""
+    known = results.rows[name, items].values if (name, items) in results.rows else {}
     missing = [step for step, values in STEPS.items() if not known.keys() >= set(wanted(values, name))]
     if not missing:
         return
-    source, folder = sources.of(name), figures.path.parent / f"{name}-{items}.genius"
-    figures.about[name] = source.about
+    source, folder = sources.of(name), results.path.parent / f"{name}-{items}.genius"
+    results.about[name] = source.about
     shutil.rmtree(folder, ignore_errors=True)
     try:
         disturbed = others_at_work()
         built = build(source, folder, name == "mini+", items, f"{name}: building {items:,} items", progress)
         if "build" in missing:
-            figures.add(name, items, built, disturbed)
+            results.add(name, items, built, disturbed)
         for step in missing:
             if step != "build":
                 bar = progress.add_task(f"{name}, {items:,} items: {step}", total=None)
@@ -232,19 +234,19 @@ def measure_ours(
                 values = in_fresh_process(FRESH[step], source, folder, name == "mini+", settings.seconds)
                 if step == "read":
                     values = with_found(values, name, source, items, progress)
-                figures.add(name, items, values, disturbed)
+                results.add(name, items, values, disturbed)
                 progress.remove_task(bar)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def wanted(values: tuple[str, ...], name: str) -> list[str]:
-    """Without embeddings, and for made-up codes, what is found says nothing."""
+    """Recall means nothing without embeddings or with random codes."""
     return [value for value in values if value != "found" or name == "mini+"]
 
 
 def build(source: Source, folder: Path, embeddings: bool, items: int, what: str, progress: Progress) -> Values:
-    """From vectors to a compact index on disk. Making the vectors does not count."""
+    """Build a compact index on disk from vectors. The time to make the vectors does not count."""
     index = Index.create(folder, source.model(), embeddings=embeddings)
     spent = 0.0
     for start, vectors in blocks(source, items, what, progress):
@@ -259,7 +261,7 @@ def build(source: Source, folder: Path, embeddings: bool, items: int, what: str,
 
 
 def with_found(values: dict[str, Any], name: str, source: Source, items: int, progress: Progress) -> Values:
-    """The part of the nearest that the answers hold, in the place of the answers."""
+    """Replace the answers by the share of the nearest items that they hold."""
     answers = values.pop("answers")
     if name == "mini+":
         values["found"] = found(answers, nearest(source, items, progress))
@@ -272,7 +274,7 @@ def found(answers: list[list[str]], truth: np.ndarray) -> float:
 
 
 def nearest(source: Source, items: int, progress: Progress) -> np.ndarray:
-    """(q, K) ids of the items nearest to each query, by comparing all."""
+    """(q, K) ids of the nearest items of each query, by exhaustive search."""
     asked = source.asked.embedding()
     rows, scores = np.empty((len(asked), 0), np.int64), np.empty((len(asked), 0), np.float32)
     for start, vectors in blocks(source, items, f"the nearest of {items:,} items", progress):
@@ -293,7 +295,7 @@ def in_fresh_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def read(source: Source, folder: Path, embeddings: bool, seconds: float) -> dict[str, Any]:
-    """Opening, memory, searching. answers: the ids found for all queries."""
+    """Measure opening, memory and searching. answers: ids found for all queries."""
     model = warm_model(source, embeddings)
     drop_from_cache(folder)
     before, began = resident(), time.perf_counter()
@@ -309,7 +311,7 @@ def read(source: Source, folder: Path, embeddings: bool, seconds: float) -> dict
 
 
 def change(source: Source, folder: Path, embeddings: bool, seconds: float) -> Values:
-    """1,000 items added until a search has seen them, seen by another open index, and deleted again; the longest."""
+    """Maximum seconds until 1,000 added items are found, are seen by another open index, and are deleted."""
     model = warm_model(source, embeddings)
     index, other = Index.open(folder, model), Index.open(folder, model)
     spent: dict[str, list[float]] = {name: [] for name in STEPS["change"]}
@@ -336,7 +338,7 @@ def change(source: Source, folder: Path, embeddings: bool, seconds: float) -> Va
 
 
 def busy(source: Source, folder: Path, embeddings: bool, seconds: float) -> Values:
-    """Searches alone, while another process adds, and alone again: the index has grown, and idle means both."""
+    """Search times while another process adds items. Idle times are the mean of before and after."""
     index = Index.open(folder, warm_model(source, embeddings), refresh=REFRESH)
     index.search_vectors(source.asked[:1], k=K)
     before, _ = search_for(index, source.asked, seconds)
@@ -364,7 +366,7 @@ def busy(source: Source, folder: Path, embeddings: bool, seconds: float) -> Valu
 
 
 def keep_adding(source: Source, folder: Path, start: int, added: Any, stop: Any) -> None:
-    """1,000 items after the other, until told to stop: on one core, and making way, as `genius index add` does."""
+    """Add 1,000 items at a time until stopped, on one core and with low priority, as `genius index add` does."""
     lower_priority()
     torch.set_num_threads(1)
     index = Index.open(folder, source.model())
@@ -377,7 +379,7 @@ FRESH: dict[str, Callable[..., Any]] = {"read": read, "change": change, "busy": 
 
 
 def warm_model(source: Source, embeddings: bool) -> Genius:
-    """A model that has searched a small index, before and after a change: all is loaded and compiled that can be."""
+    """A model that has searched a small index before and after a change, so that everything is compiled."""
     torch.set_num_threads(1)
     model = source.model()
     with tempfile.TemporaryDirectory() as folder:
@@ -392,12 +394,12 @@ def warm_model(source: Source, embeddings: bool) -> Genius:
 
 
 def searched(index: Index) -> int:
-    """How many items a search goes through."""
+    """Number of items that a search covers."""
     return len(index.searcher.trie)
 
 
 def search_for(index: Index, asked: Vectors, seconds: float) -> tuple[list[float], int]:
-    """Queries one by one, for so many seconds: the seconds each took, and how many failed."""
+    """Search queries one by one for this many seconds. Returns their times and the number of errors."""
     times: list[float] = []
     errors, number, end = 0, 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -422,21 +424,21 @@ def percentiles(times: list[float]) -> tuple[float, float]:
 
 
 def measure_baseline(
-    figures: Figures, settings: Settings, sources: Sources, name: str, items: int, progress: Progress
+    results: IndexResults, settings: Settings, sources: Sources, name: str, items: int, progress: Progress
 ) -> None:
-    if (name, items) in figures.rows:
+    if (name, items) in results.rows:
         return
     what = f"{NAMES[name]} of {items:,} items"
-    if items > PROBE and estimate(figures, name, items) is None:
-        measure_baseline(figures, settings, sources, name, PROBE, progress)
-    seconds = estimate(figures, name, items)
+    if items > PROBE and estimate(results, name, items) is None:
+        measure_baseline(results, settings, sources, name, PROBE, progress)
+    seconds = estimate(results, name, items)
     if seconds is not None and seconds > LONGEST_BUILD:
-        figures.skipped[f"{NAMES[name]} of {items:,} items"] = (
+        results.skipped[f"{NAMES[name]} of {items:,} items"] = (
             f"it would take about {seconds / 60:.0f} minutes to build"
         )
-        figures.write()
+        results.write()
         return
-    source, folder = sources.of(name), figures.path.parent / f"{name}-{items}.lance"
+    source, folder = sources.of(name), results.path.parent / f"{name}-{items}.lance"
     disturbed = others_at_work()
     baseline: Baseline = HnswBaseline(settings.threads) if name == "hnsw" else LanceBaseline(folder, name)
     try:
@@ -445,13 +447,13 @@ def measure_baseline(
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    figures.skipped.pop(what, None)
-    figures.add(name, items, values, disturbed)
+    results.skipped.pop(what, None)
+    results.add(name, items, values, disturbed)
 
 
-def estimate(figures: Figures, name: str, items: int) -> float | None:
-    """Seconds to build one, going by the largest known one that is not larger; None if none is known."""
-    known = {size: row.values["build_seconds"] for (baseline, size), row in figures.rows.items() if baseline == name}
+def estimate(results: IndexResults, name: str, items: int) -> float | None:
+    """Estimated build seconds, from the largest known build that is not larger. None if there is none."""
+    known = {size: row.values["build_seconds"] for (baseline, size), row in results.rows.items() if baseline == name}
     smaller = [size for size in known if size <= items]
     if not smaller:
         return None
@@ -489,7 +491,7 @@ def baseline_values(
 
 
 def baseline_changes(baseline: Baseline, source: Source, items: int, query: np.ndarray) -> Values:
-    """The longest of several times, each with a search."""
+    """Maximum of several times, each with a search."""
     added, deleted = [], []
     for round_number in range(ROUNDS):
         start = items + CHANGED * round_number
@@ -509,7 +511,7 @@ def baseline_changes(baseline: Baseline, source: Source, items: int, query: np.n
 
 
 def resident() -> int:
-    """Bytes of memory that this process has."""
+    """Resident memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return 1024 * int(line.split()[1])
@@ -517,7 +519,7 @@ def resident() -> int:
 
 
 def drop_from_cache(folder: Path) -> None:
-    """So that the files are read from the disk."""
+    """Drop files from the page cache, so that they are read from disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -526,7 +528,7 @@ def drop_from_cache(folder: Path) -> None:
 
 
 def others_at_work() -> bool:
-    """Whether processors are in use while this process does nothing."""
+    """Whether other processes use the processors."""
     began, before = time.perf_counter(), busy_ticks()
     time.sleep(0.5)
     used = (busy_ticks() - before) / os.sysconf("SC_CLK_TCK")
@@ -534,7 +536,7 @@ def others_at_work() -> bool:
 
 
 def busy_ticks() -> int:
-    """Of all processors together, since the machine was started: all but idle and waiting for disks."""
+    """Busy ticks of all processors since boot, without idle and I/O wait."""
     times = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return sum(times) - times[3] - times[4]
 

@@ -1,7 +1,4 @@
-"""The indexes that `index.py` compares ours with: Faiss HNSW, and Lance's own vector indexes, which LanceDB uses.
-
-Knows how they are made, searched and changed; knows nothing of time.
-"""
+"""The indexes that `index.py` compares ours with: Faiss HNSW, and Lance's own vector indexes, which LanceDB uses."""
 
 import shutil
 from pathlib import Path
@@ -20,24 +17,24 @@ class Baseline(Protocol):
 
     @property
     def bytes(self) -> float:
-        """On disk or, if it has no files, in memory."""
+        """Bytes on disk, or in memory if there are no files."""
         ...
 
     def add(self, start: int, embeddings: np.ndarray) -> None: ...
 
     def finish(self) -> None:
-        """After the first items."""
+        """Called after the first items are added."""
         ...
 
     def search(self, query: np.ndarray) -> list[int]: ...
 
     def delete(self, start: int, count: int) -> bool:
-        """False if it cannot."""
+        """Delete items. Returns False if the index cannot delete."""
         ...
 
 
 class HnswBaseline:
-    """Faiss, in memory. The graph is made by all threads, so that it is another one every time."""
+    """Faiss HNSW in memory. All threads build the graph, so it differs from run to run."""
 
     def __init__(self, threads: int) -> None:
         import faiss
@@ -55,7 +52,7 @@ class HnswBaseline:
         self.faiss.omp_set_num_threads(1)
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Nothing to do."""
 
     @property
     def bytes(self) -> float:
@@ -72,7 +69,7 @@ class HnswBaseline:
 
 
 class LanceBaseline:
-    """A Lance dataset of vectors with one of its own vector indexes. What is added later is searched without it."""
+    """A Lance dataset with one of its vector indexes. Items added later are searched without the index."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name

@@ -1,7 +1,4 @@
-"""What `index.py` puts into indexes: vectors of any number of items, queries, and the models that give them codes.
-
-Knows how to make these; knows nothing of indexes or of time.
-"""
+"""Sources of `index.py`: vectors of any number of items, queries, and models that assign codes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +16,7 @@ SAMPLE = 65_536  # IDs that others are drawn after
 
 
 class Source(Protocol):
-    """Items of any number, and queries. Goes to other processes."""
+    """Items and queries. Sent to other processes."""
 
     @property
     def about(self) -> str: ...
@@ -28,7 +25,7 @@ class Source(Protocol):
     def asked(self) -> Vectors: ...
 
     def model(self) -> Genius:
-        """A new one each time."""
+        """A new model each time."""
         ...
 
     def block(self, start: int, count: int) -> Vectors:
@@ -59,7 +56,7 @@ class Mixed:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Items of all three modalities in turn. Their vectors say no more: the model draws their codes."""
+    """Items of the three modalities in turn, with random codes."""
 
     about: str
     asked: Vectors
@@ -76,7 +73,7 @@ class Drawn:
 
 
 class DrawingModel(Genius):
-    """A model that draws codes after `likely_codes` instead of working them out; others in every process."""
+    """A model that draws codes from `likely_codes`, differently in every process."""
 
     def __init__(self, model: Genius, queries: np.ndarray) -> None:
         super().__init__(model.encoder, model.fusion, model.quantizer, model.decoder)
@@ -93,7 +90,7 @@ class DrawingModel(Genius):
 
 
 class Sources:
-    """Made when they are needed."""
+    """Sources by name, made when needed."""
 
     def __init__(self, run: Path, progress: Progress) -> None:
         self.run, self.progress = run, progress

@@ -3,8 +3,6 @@
 Two kinds. `paper_material` has a decoder of the paper's size with random weights (how long it takes does not depend on
 what it has learned) and IDs drawn for it. `mini_material` has the bundled model and vectors of real items, mixed to as
 many as are needed (see `scale.py`), and IDs that are really theirs.
-
-Knows how to make these; knows nothing of searching or of time.
 """
 
 import time

@@ -9,8 +9,6 @@ Two things differ from the original, both in its favour. Its trie is made of nes
 many gigabytes; `PrefixTree` keeps sorted columns and remembers its answers, so that from the second search of a query
 on each call is one look-up in a dict, less than the original's walk. And the linear head of a decoder that has one,
 which T5 has not, is left out.
-
-Knows decoders and codes; knows nothing of items, of our own search, or of how time is taken.
 """
 
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ from genius.model.t5 import END, PAD, as_t5
 
 
 class PrefixTree:
-    """What may follow the first tokens of an ID. codes: (n, levels) integers; tokens as in the decoder's table."""
+    """Tokens that may follow a prefix of an ID. codes: (n, levels) integers; tokens as in the decoder's table."""
 
     def __init__(self, codes: np.ndarray, sizes: Sequence[int]) -> None:
         order = np.lexsort(codes.T[::-1])

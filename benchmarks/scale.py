@@ -92,7 +92,9 @@ def measure(run: Path, name: str, sizes: list[int], threads: int, console: Conso
             write(run / "scale.json", {"threads": threads, "model": name, "items": source, "rows": rows})
     console.print(table(rows, f"{name}, {threads} thread{'s' * (threads > 1)}, {source}, {QUERIES} queries at once"))
     if any(row.disturbed for row in rows):
-        console.print("[yellow]* Other processes were at work: these figures mean nothing. Run again when idle.[/]")
+        console.print(
+            "[yellow]* Other processes were running: these results are not reliable. Run again on an idle machine.[/]"
+        )
     console.print(f"Encoding a query of ten words takes {1000 * one_query:.1f} ms more, whatever the method.")
     console.print(f"Written: {run / 'scale.json'}")
 
@@ -121,13 +123,13 @@ def base_vectors(model: Genius, run: Path, progress: Progress) -> tuple[str, Vec
 
 
 def nonzero(vectors: np.ndarray) -> np.ndarray:
-    """Without the rows that were never encoded."""
+    """Drop rows of zeros, which were never encoded."""
     kept: np.ndarray = vectors[vectors.any(axis=1)]
     return kept
 
 
 def sentences(rng: np.random.Generator, count: int) -> list[str]:
-    """Different ones."""
+    """Distinct sentences."""
     every = list(itertools.product(*WORDS))
     return [" ".join(every[i]) + "." for i in rng.choice(len(every), count, replace=False)]
 
@@ -181,7 +183,7 @@ class Row:
 
 
 def measure_size(model: Genius, items: Vectors, queries: Vectors, threads: int, progress: Progress) -> list[Row]:
-    """The rows of one collection, flat first."""
+    """Rows of one collection, flat first."""
     embeddings, asked = items.embedding(), queries.embedding()
     flat, nearest = measure_baseline("flat", embeddings, asked, None, threads, progress)
     hnsw, _ = measure_baseline("hnsw", embeddings, asked, nearest, threads, progress)
@@ -258,7 +260,7 @@ def shared(found: np.ndarray, truth: np.ndarray) -> float:
 
 
 def write(path: Path, result: dict[str, object]) -> None:
-    """All of it or, if that is interrupted, what was there before."""
+    """Write all or, if interrupted, nothing."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(result, indent=1, default=asdict) + "\n")
     os.replace(part, path)

@@ -15,7 +15,7 @@ is found; bytes an item; seconds to build; and, beside our modes, the physical l
   RUN is a run of `genius evaluate`, which lends its vectors; without one, sentences are encoded.
 
 Methods take turns, several times each, and the best time counts. Our modes are measured three times: with the target
-modality open and given, and open with decoder weights of eight bits. Figures go to OUT/search.json whenever a group of
+modality open and given, and open with decoder weights of eight bits. Results go to OUT/search.json whenever a group of
 methods has been compared, and what is there is not measured again; the plot is OUT/search.png. All of it takes hours,
 most of them in the published path and in building HNSW; a graph that would take longer than a quarter of an hour, going
 by a smaller one, is left out. Run it on an idle machine: rows during which this process had less than nine tenths of a
@@ -34,7 +34,6 @@ from pathlib import Path
 import numpy as np
 import scale
 import torch
-from figures import OURS, TARGETS, Figures, Row, TrieRow, plot, sheets, write_page
 from flops import Machine, Products
 from flops import flops as count_flops
 from flops import ours as our_products
@@ -43,6 +42,7 @@ from material import Material, mini_material, paper_material
 from published import Published
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from search_results import OURS, TARGETS, Row, SearchResults, TrieRow, plot, sheets, write_page
 
 from genius import Genius, Query
 from genius.errors import GeniusError
@@ -102,15 +102,15 @@ def main() -> None:
     console = Console()
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        figures = Figures.read(arguments.out / "search.json")
+        results = SearchResults.read(arguments.out / "search.json")
         if arguments.page is None:
             sizes = scale.parse_sizes(arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES))
             threads, batches = (numbers(getattr(arguments, name), name) for name in ("threads", "batches"))
             effort = QUICK if arguments.quick else FULL
             vectors = arguments.vectors or arguments.out
             settings = Settings(sizes, threads, batches, effort, vectors, arguments.longest_build)
-            measure(figures, chosen_decoders(arguments.decoders), settings, console)
-        finish(figures, arguments.page, console)
+            measure(results, chosen_decoders(arguments.decoders), settings, console)
+        finish(results, arguments.page, console)
     except GeniusError as error:
         console.print(f"[red]{error}[/]")
         raise SystemExit(1) from error
@@ -134,41 +134,43 @@ def chosen_decoders(text: str) -> list[str]:
     return chosen
 
 
-def measure(figures: Figures, decoders: Iterable[str], settings: Settings, console: Console) -> None:
-    figures.machine = f"{processor()}, torch {torch.__version__}"
+def measure(results: SearchResults, decoders: Iterable[str], settings: Settings, console: Console) -> None:
+    results.machine = f"{processor()}, torch {torch.__version__}"
     machine = Machine()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         for name in decoders:
-            comparison = DECODERS[name](figures, settings, machine, progress)
+            comparison = DECODERS[name](results, settings, machine, progress)
             comparison.run()
 
 
 def processor() -> str:
-    """Its name, where the system tells."""
+    """Name of the processor, if known."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def finish(figures: Figures, page: Path | None, console: Console) -> None:
-    """Show, draw, and write the page if there is one."""
-    if not figures.rows:
-        raise GeniusError(f"{figures.path} holds no figures. Measure first: python benchmarks/search.py OUT")
-    image = figures.path.with_suffix(".png")
-    plot(figures, image, figures.values("threads")[0], figures.values("batch")[0])
+def finish(results: SearchResults, page: Path | None, console: Console) -> None:
+    """Print the tables, draw the plot and fill the page."""
+    if not results.rows:
+        raise GeniusError(f"{results.path} holds no results. Measure first: python benchmarks/search.py OUT")
+    image = results.path.with_suffix(".png")
+    plot(results, image, results.values("threads")[0], results.values("batch")[0])
     if page is not None:
-        write_page(figures, page, image)
+        write_page(results, page, image)
         console.print(f"Written: {page}")
         return
-    for sheet in sheets(figures):
+    for sheet in sheets(results):
         console.print(sheet.table())
-    for what, why in figures.skipped.items():
+    for what, why in results.skipped.items():
         console.print(f"Not measured: {what} ({why}).")
-    if any(row.disturbed for row in figures.rows.values()):
-        console.print("[yellow]* Other processes were at work: these figures mean nothing. Run again when idle.[/]")
-    console.print(f"Written: {figures.path} and {image}")
+    if any(row.disturbed for row in results.rows.values()):
+        console.print(
+            "[yellow]* Other processes were running: these results are not reliable. Run again on an idle machine.[/]"
+        )
+    console.print(f"Written: {results.path} and {image}")
 
 
 # Taking time
@@ -185,7 +187,7 @@ class Contender:
     worked: float = 0.0
 
     def turn(self, least: float) -> None:
-        """Run it again and again, for at least so many seconds."""
+        """Run repeatedly for at least this many seconds."""
         start, worked = time.perf_counter(), time.process_time()
         while True:
             began = time.perf_counter()
@@ -203,7 +205,7 @@ class Contender:
 
 
 def race(contenders: dict[tuple[str, str], Contender], what: str, progress: Progress, turn: float) -> None:
-    """Each runs once to warm up; then they take turns, so that what slows the machine for a while slows them all."""
+    """Warm up each contender once, then let them take turns, so that a slow phase of the machine affects all."""
     rounds = max(contender.rounds for contender in contenders.values())
     bar = progress.add_task(what, total=rounds + 1)
     for contender in contenders.values():
@@ -218,7 +220,7 @@ def race(contenders: dict[tuple[str, str], Contender], what: str, progress: Prog
 
 
 def in_batches(search: Callable[[slice], object], queries: int, batch: int) -> Run:
-    """All queries, so many at once."""
+    """Run all queries in batches."""
     parts = [slice(start, start + batch) for start in range(0, queries, batch)]
 
     def run() -> None:
@@ -229,7 +231,7 @@ def in_batches(search: Callable[[slice], object], queries: int, batch: int) -> R
 
 
 def packed_bytes(sizes: Iterable[int]) -> float:
-    """What an ID takes, packed to whole bits a level."""
+    """Bytes of an ID packed to whole bits per level."""
     return sum((size - 1).bit_length() for size in sizes) / 8
 
 
@@ -241,8 +243,8 @@ class Comparison:
 
     name = "paper"
 
-    def __init__(self, figures: Figures, settings: Settings, machine: Machine, progress: Progress) -> None:
-        self.figures, self.settings, self.machine, self.progress = figures, settings, machine, progress
+    def __init__(self, results: SearchResults, settings: Settings, machine: Machine, progress: Progress) -> None:
+        self.results, self.settings, self.machine, self.progress = results, settings, machine, progress
 
     def run(self) -> None:
         missing = [size for size in self.settings.sizes if any(self.missing(size, *group) for group in self.groups())]
@@ -250,7 +252,7 @@ class Comparison:
             return
         torch.set_num_threads(1)  # the time that codes take counts as building
         self.material = self.make(max(missing), max(*self.settings.batches, scale.QUERIES))
-        self.figures.about[self.name] = self.material.about
+        self.results.about[self.name] = self.material.about
         for size in missing:
             self.measure_size(size)
 
@@ -264,7 +266,7 @@ class Comparison:
         return [("published", ""), *((mode, target) for mode in OURS for target in TARGETS)]
 
     def missing(self, size: int, threads: int, batch: int) -> set[tuple[str, str]]:
-        rows = self.figures.rows
+        rows = self.results.rows
         every = self.methods(size, batch)
         return {(one, target) for one, target in every if (self.name, size, threads, batch, one, target) not in rows}
 
@@ -281,7 +283,7 @@ class Comparison:
                     self.measure_group(missing, size, threads, batch)
 
     def prepare(self, size: int) -> None:
-        """What does not depend on the number of threads."""
+        """Prepare what does not depend on the number of threads."""
         self.published = Published(self.material.make_model().decoder, self.material.codes[:size])
 
     def use_model(self, model: Genius, size: int) -> None:
@@ -295,15 +297,15 @@ class Comparison:
         self.rounded = copy.copy(self.searcher)
         self.rounded.model = material.make_model()
         self.rounded.model.int8 = True
-        if (self.name, size) not in self.figures.tries:
+        if (self.name, size) not in self.results.tries:
             built = TrieRow(self.name, size, self.trie_seconds, trie.nbytes / size, packed_bytes(model.sizes))
-            self.figures.add(tries=[built])
+            self.results.add(tries=[built])
 
     def measure_group(self, missing: set[tuple[str, str]], size: int, threads: int, batch: int) -> None:
         queries = batch if batch > 1 else self.settings.effort.alone
         contenders = self.contenders(missing, threads, batch, queries)
         race(contenders, f"{self.name}, {size:,} items, {threads} threads, batch {batch}", self.progress, TURN)
-        self.figures.add(self.rows(contenders, size, threads, batch, queries))
+        self.results.add(self.rows(contenders, size, threads, batch, queries))
 
     def contenders(
         self, wanted: set[tuple[str, str]], threads: int, batch: int, queries: int
@@ -354,7 +356,7 @@ class Comparison:
         return rows
 
     def worth(self, method: str, target: str) -> tuple[float | None, float | None, float | None]:
-        """The part of the nearest found, bytes an item, seconds to build."""
+        """Share of the nearest items found, bytes per item, build seconds."""
         if method == "published":
             return None, None, None
         searcher = self.searcher
@@ -378,7 +380,7 @@ class Comparison:
         return found
 
     def stops(self, mode: str, given: bool, queries: int) -> list[int]:
-        """For each query, how many codes its beams have when they need not be followed level by level any more."""
+        """Per query, the number of codes its beams have when the search stops."""
         beams = beam_search(
             self.model.decoder_runtime,
             self.searcher.trie,
@@ -393,12 +395,12 @@ class Comparison:
 
 
 class MiniComparison(Comparison):
-    """`mini`, against Faiss too."""
+    """`mini`, also against Faiss."""
 
     name = "mini"
 
-    def __init__(self, figures: Figures, settings: Settings, machine: Machine, progress: Progress) -> None:
-        super().__init__(figures, settings, machine, progress)
+    def __init__(self, results: SearchResults, settings: Settings, machine: Machine, progress: Progress) -> None:
+        super().__init__(results, settings, machine, progress)
         self.probed: dict[int, float] = {}  # items -> seconds to build their graph
 
     def make(self, size: int, queries: int) -> Material:
@@ -413,10 +415,10 @@ class MiniComparison(Comparison):
         return [*super().methods(size, batch), *baselines, *([("encode", "")] if batch == 1 else [])]
 
     def hnsw_seconds(self, size: int) -> float:
-        """How long a graph takes to build, going by the largest known one that is not larger; zero if none is known."""
+        """Estimated build seconds of a graph, from the largest known one that is not larger. 0 if there is none."""
         known = {
             row.items: row.build_seconds
-            for row in self.figures.rows.values()
+            for row in self.results.rows.values()
             if row.method == "hnsw" and row.items <= size and row.build_seconds is not None
         } or self.probed
         if not known:
@@ -432,12 +434,12 @@ class MiniComparison(Comparison):
             self.probed = {PROBE: self.build("hnsw", PROBE).build_seconds}
         seconds = self.hnsw_seconds(size)
         if seconds >= self.settings.longest_build:
-            self.figures.skipped[f"HNSW of {size:,} items"] = f"it would take about {seconds / 60:.0f} minutes to build"
+            self.results.skipped[f"HNSW of {size:,} items"] = f"it would take about {seconds / 60:.0f} minutes to build"
         named = {method for method, _ in self.methods(size, 1)}
         self.baselines = {name: self.build(name, size) for name in BASELINES if name in named & (missing | {"flat"})}
         self.truth = self.baselines["flat"].search(self.material.asked, K)
         self.queries = [self.query(number) for number in range(self.settings.effort.alone)]
-        self.figures.write()
+        self.results.write()
 
     def build(self, name: str, size: int) -> FaissBaseline:
         bar = self.progress.add_task(f"{name}: building {size:,} items", total=size)
@@ -484,7 +486,7 @@ class MiniComparison(Comparison):
         return Query(scale.sentences(np.random.default_rng(number), 1)[0], target="image")
 
     def encode(self, number: int) -> np.ndarray:
-        """From a text query to what a search begins with."""
+        """Encode a text query into the vectors that a search takes."""
         return self.model.fuse(self.model.encode_queries([self.queries[number]]))
 
     def worth(self, method: str, target: str) -> tuple[float | None, float | None, float | None]:

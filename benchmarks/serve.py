@@ -10,7 +10,7 @@ again as soon as it has its answer. No text is asked twice: each is made of some
 - `one by one`: the same with `--max-batch 1`, so that every query is encoded and answered alone;
 - `memory`: so many requests to a fresh service, and the memory that it has before and after them.
 
-Figures go to OUT/serve.json after each load. Run it on an idle machine: rows during which other processes were at work
+Results go to OUT/serve.json after each load. Run it on an idle machine: rows during which other processes were at work
 are marked.
 """
 
@@ -36,8 +36,8 @@ from index import busy_ticks
 from PIL import Image, ImageDraw
 from rich.console import Console
 from search import processor
-from serve_figures import STAGES, Figures, sheets, write_page
 from serve_load import Load, load
+from serve_results import STAGES, ServeResults, sheets, write_page
 
 from genius.errors import GeniusError
 
@@ -76,10 +76,10 @@ def main() -> None:
     console = Console()
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        figures = Figures.read(arguments.out / "serve.json")
+        results = ServeResults.read(arguments.out / "serve.json")
         if arguments.page is None:
-            measure(figures, settings_from(arguments), console)
-        finish(figures, arguments.page, console)
+            measure(results, settings_from(arguments), console)
+        finish(results, arguments.page, console)
     except GeniusError as error:
         console.print(f"[red]{error}[/]")
         raise SystemExit(1) from error
@@ -94,34 +94,36 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     return Settings(arguments.index, arguments.clients, seconds, requests, arguments.images)
 
 
-def measure(figures: Figures, settings: Settings, console: Console) -> None:
-    figures.machine = f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
+def measure(results: ServeResults, settings: Settings, console: Console) -> None:
+    results.machine = f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
     with_images = f", {settings.images:.0%} of them with an image" if settings.images else ""
-    figures.about = (
+    results.about = (
         f"{settings.clients} clients ask `{settings.index.name}` for {settings.seconds:g} seconds, every query another "
         f"one of {WORDS[0]} to {WORDS[-1]} words{with_images}; mode fast, k 10."
     )
     queries = Queries(settings.images)
     for name, options in (("together", ()), ("one by one", ("--max-batch", "1"))):
         console.print(f"{name}: {settings.clients} clients for {settings.seconds:g} seconds")
-        figures.add(name, *under_load(settings, queries, options))
+        results.add(name, *under_load(settings, queries, options))
     console.print(f"memory: {settings.requests:,} requests")
-    figures.add("memory", *memory(settings, queries))
+    results.add("memory", *memory(settings, queries))
 
 
-def finish(figures: Figures, page: Path | None, console: Console) -> None:
-    """Show, and write the page if there is one."""
-    if not figures.rows:
-        raise GeniusError(f"{figures.path} holds no figures. Measure first: python benchmarks/serve.py OUT INDEX")
+def finish(results: ServeResults, page: Path | None, console: Console) -> None:
+    """Print the tables and fill the page."""
+    if not results.rows:
+        raise GeniusError(f"{results.path} holds no results. Measure first: python benchmarks/serve.py OUT INDEX")
     if page is not None:
-        write_page(figures, page)
+        write_page(results, page)
         console.print(f"Written: {page}")
         return
-    for sheet in sheets(figures):
+    for sheet in sheets(results):
         console.print(sheet.table())
-    if figures.disturbed:
-        console.print("[yellow]* Other processes were at work: these figures mean nothing. Run again when idle.[/]")
-    console.print(f"Written: {figures.path}")
+    if results.disturbed:
+        console.print(
+            "[yellow]* Other processes were running: these results are not reliable. Run again on an idle machine.[/]"
+        )
+    console.print(f"Written: {results.path}")
 
 
 # Loads
@@ -135,7 +137,7 @@ def under_load(settings: Settings, queries: "Queries", options: tuple[str, ...])
         found = load(one.url, bodies, settings.clients, settings.seconds)
         cores, disturbed = watch.stop(found)
     complain(found)
-    return {**figures_of(found), "service_cores": cores}, disturbed
+    return {**results_of(found), "service_cores": cores}, disturbed
 
 
 def memory(settings: Settings, queries: "Queries") -> tuple[dict[str, float], bool]:
@@ -157,7 +159,7 @@ def memory(settings: Settings, queries: "Queries") -> tuple[dict[str, float], bo
     }, disturbed
 
 
-def figures_of(found: Load) -> dict[str, float]:
+def results_of(found: Load) -> dict[str, float]:
     """Times in milliseconds."""
     if not found.times:
         raise GeniusError(f"The service did not answer at all: {found.errors[:1]}")
@@ -180,14 +182,14 @@ def complain(found: Load) -> None:
 
 
 class Watch:
-    """Who computed while a load lasted."""
+    """Processor use during a load."""
 
     def __init__(self, service: "Service") -> None:
         self._service = service
         self._began, self._busy, self._computed = time.perf_counter(), busy_ticks(), service.computed()
 
     def stop(self, found: Load) -> tuple[float, bool]:
-        """Cores that the service used, and whether others computed, too."""
+        """Cores used by the service, and whether other processes were running."""
         lasted, used = time.perf_counter() - self._began, self._service.computed() - self._computed
         busy = (busy_ticks() - self._busy) / os.sysconf("SC_CLK_TCK")
         return used / found.seconds, busy - used - found.cpu > BUSY_CORE * lasted + STARTING
@@ -209,14 +211,14 @@ class Service:
         raise GeniusError("This system does not tell how much memory a process has. Measure on Linux.")
 
     def computed(self) -> float:
-        """Seconds of the processor."""
+        """Processor seconds."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def service(index: Path, *options: str) -> Iterator[Service]:
-    """`genius serve` in a process of its own, from when it is ready."""
+    """A running `genius serve` process, yielded when it is ready."""
     command = [sys.executable, "-m", "genius.cli", "serve", str(index), "--port", "0", "--read-only", "--quiet"]
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
     try:

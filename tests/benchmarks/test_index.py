@@ -1,4 +1,4 @@
-"""The benchmark of indexes: it measures what it says, figures are kept, bars judged, the page written."""
+"""The benchmark of indexes: it measures what it says, results are kept, bars judged, the page written."""
 
 import sys
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import index as benchmark  # noqa: E402
 import index_sources  # noqa: E402
-from figures import BEGIN, END  # noqa: E402
 from index_baselines import HnswBaseline, LanceBaseline  # noqa: E402
-from index_figures import Bar, Figures, bars, sheets, write_page  # noqa: E402
+from index_results import Bar, IndexResults, bars, sheets, write_page  # noqa: E402
 from index_sources import Drawn, Mixed  # noqa: E402
+from search_results import BEGIN, END  # noqa: E402
 
 from genius import Genius, Index  # noqa: E402
 from genius.encoders.base import Vectors  # noqa: E402
@@ -142,18 +142,18 @@ def test_what_is_measured_is_not_measured_again(
 
     monkeypatch.setattr(benchmark, "in_fresh_process", fresh)
     monkeypatch.setattr(benchmark, "build", build)
-    figures, chosen = Figures(tmp_path / "index.json"), settings(tmp_path, [50], ["mini"])
+    results, chosen = IndexResults(tmp_path / "index.json"), settings(tmp_path, [50], ["mini"])
     for _ in range(2):
-        benchmark.measure_ours(figures, chosen, FakeSources(), "mini", 50, quiet)  # type: ignore[arg-type]
+        benchmark.measure_ours(results, chosen, FakeSources(), "mini", 50, quiet)  # type: ignore[arg-type]
     assert steps == ["build", "read", "change", "busy"]
     assert not list(tmp_path.glob("*.genius"))
-    assert figures.rows["mini", 50].values["build_rate"] == 1
+    assert results.rows["mini", 50].values["build_rate"] == 1
 
-    figures = Figures.read(figures.path)
-    del figures.rows["mini", 50].values["busy_p99"]
-    benchmark.measure_ours(figures, chosen, FakeSources(), "mini", 50, quiet)  # type: ignore[arg-type]
+    results = IndexResults.read(results.path)
+    del results.rows["mini", 50].values["busy_p99"]
+    benchmark.measure_ours(results, chosen, FakeSources(), "mini", 50, quiet)  # type: ignore[arg-type]
     assert steps[4:] == ["build", "busy"]
-    assert Figures.read(figures.path).rows["mini", 50].values["build_rate"] == 1
+    assert IndexResults.read(results.path).rows["mini", 50].values["build_rate"] == 1
 
 
 @pytest.mark.parametrize("name", ["hnsw", "lance-hnsw"])
@@ -168,13 +168,13 @@ def test_peers_find_the_nearest(name: str, tmp_path: Path, quiet: Progress) -> N
 
 
 def test_a_peer_that_takes_too_long_is_left_out(tmp_path: Path, quiet: Progress) -> None:
-    figures = Figures(tmp_path / "index.json")
-    figures.add("hnsw", 100_000, {"build_seconds": 60.0}, False)
-    assert benchmark.estimate(figures, "hnsw", 1_000_000) == pytest.approx(60 * 10 * 6 / 5)
-    assert benchmark.estimate(figures, "hnsw", 10_000) is None
+    results = IndexResults(tmp_path / "index.json")
+    results.add("hnsw", 100_000, {"build_seconds": 60.0}, False)
+    assert benchmark.estimate(results, "hnsw", 1_000_000) == pytest.approx(60 * 10 * 6 / 5)
+    assert benchmark.estimate(results, "hnsw", 10_000) is None
     sources: Any = None  # nothing is made
-    benchmark.measure_baseline(figures, settings(tmp_path, [], []), sources, "hnsw", 5_600_000, quiet)
-    assert "about 76 minutes" in Figures.read(figures.path).skipped["Faiss HNSW of 5,600,000 items"]
+    benchmark.measure_baseline(results, settings(tmp_path, [], []), sources, "hnsw", 5_600_000, quiet)
+    assert "about 76 minutes" in IndexResults.read(results.path).skipped["Faiss HNSW of 5,600,000 items"]
 
 
 def test_a_failed_search_is_counted(tmp_path: Path) -> None:
@@ -196,22 +196,22 @@ def test_memory_is_what_this_process_has() -> None:
 # Showing
 
 
-def some_figures(path: Path) -> Figures:
-    figures = Figures(path, "a machine", {"mini": "made up"}, rates={"mini": 60_000.0})
-    figures.add("paper", 1_000_000, {"bytes": 16.5, "open_seconds": 4.0}, False)
-    figures.add("mini+", 1_000_000, {"build_seconds": 8.0, "open_seconds": 2.0, "idle_p99": 2.0, "busy_p99": 3.0}, True)
-    figures.add("mini+", 1_000_000, {"errors": 0.0, "found": 0.991}, False)
-    figures.add("hnsw", 1_000_000, {"build_seconds": 400.0, "found": 0.95}, False)
-    return figures
+def some_figures(path: Path) -> IndexResults:
+    results = IndexResults(path, "a machine", {"mini": "made up"}, rates={"mini": 60_000.0})
+    results.add("paper", 1_000_000, {"bytes": 16.5, "open_seconds": 4.0}, False)
+    results.add("mini+", 1_000_000, {"build_seconds": 8.0, "open_seconds": 2.0, "idle_p99": 2.0, "busy_p99": 3.0}, True)
+    results.add("mini+", 1_000_000, {"errors": 0.0, "found": 0.991}, False)
+    results.add("hnsw", 1_000_000, {"build_seconds": 400.0, "found": 0.95}, False)
+    return results
 
 
 def test_figures_survive_their_file(tmp_path: Path) -> None:
-    figures = some_figures(tmp_path / "index.json")
-    assert Figures.read(figures.path) == figures
-    assert not Figures.read(tmp_path / "none.json").rows
-    figures.path.write_text('{"rows": 3}')
+    results = some_figures(tmp_path / "index.json")
+    assert IndexResults.read(results.path) == results
+    assert not IndexResults.read(tmp_path / "none.json").rows
+    results.path.write_text('{"rows": 3}')
     with pytest.raises(GeniusError, match="measure again"):
-        Figures.read(figures.path)
+        IndexResults.read(results.path)
 
 
 def test_bars_are_judged(tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def test_bars_are_judged(tmp_path: Path) -> None:
 
 
 def test_page_is_written_between_its_marks(tmp_path: Path) -> None:
-    figures, page = some_figures(tmp_path / "index.json"), tmp_path / "index.md"
-    figures.skipped["Faiss HNSW of 5,600,000 items"] = "too long"
+    results, page = some_figures(tmp_path / "index.json"), tmp_path / "index.md"
+    results.skipped["Faiss HNSW of 5,600,000 items"] = "too long"
     page.write_text(f"Before.\n{BEGIN}\nbefore\n{END}\nAfter.\n")
-    write_page(figures, page)
+    write_page(results, page)
     written = page.read_text()
     assert written.startswith(f"Before.\n{BEGIN}\n")
     assert written.endswith(f"{END}\nAfter.\n")
@@ -239,12 +239,12 @@ def test_page_is_written_between_its_marks(tmp_path: Path) -> None:
     assert "Not measured: Faiss HNSW of 5,600,000 items (too long)." in written
     assert "| mini, with embeddings* | 1M | 8 |" in written
     assert "| Faiss HNSW | 1M | 400 | – | – | – | 95 | – | – |" in written
-    write_page(figures, page)
+    write_page(results, page)
     assert page.read_text() == written
     page.write_text("No marks.")
     with pytest.raises(GeniusError, match="no place"):
-        write_page(figures, page)
-    assert len(sheets(figures)) == 4  # nothing was searched alone
+        write_page(results, page)
+    assert len(sheets(results)) == 4  # nothing was searched alone
 
 
 def test_the_page_in_docs_has_a_place_for_figures() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of searching: the published path is our decoder, counts are right, figures are kept and written."""
+"""The benchmark of searching: the published path is our decoder, counts are right, results are kept and written."""
 
 import functools
 import sys
@@ -14,12 +14,12 @@ from rich.progress import Progress
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import figures as figures_module  # noqa: E402
 import flops  # noqa: E402
 import material  # noqa: E402
 import search  # noqa: E402
-from figures import BEGIN, END, Figures, Row, TrieRow, sheets, write_page  # noqa: E402
+import search_results as figures_module  # noqa: E402
 from published import PrefixTree, Published  # noqa: E402
+from search_results import BEGIN, END, Row, SearchResults, TrieRow, sheets, write_page  # noqa: E402
 
 from genius.errors import GeniusError  # noqa: E402
 from genius.model.decoder import SPECIALS, Decoder, DecoderConfig  # noqa: E402
@@ -177,18 +177,18 @@ def settings(tmp_path: Path, sizes: list[int]) -> search.Settings:
     return search.Settings(sizes, [torch.get_num_threads()], [1, 2], search.QUICK, tmp_path)
 
 
-def measured(figures: Figures, sizes: list[int]) -> None:
+def measured(results: SearchResults, sizes: list[int]) -> None:
     from rich.console import Console
 
-    search.measure(figures, ["paper"], settings(figures.path.parent, sizes), Console(quiet=True))
+    search.measure(results, ["paper"], settings(results.path.parent, sizes), Console(quiet=True))
 
 
 def test_what_is_measured_is_not_measured_again(
     tmp_path: Path, tiny_comparison: type[search.Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "search.json"
-    measured(Figures.read(path), [50])
-    first = Figures.read(path)
+    measured(SearchResults.read(path), [50])
+    first = SearchResults.read(path)
     assert {(row.method, row.target) for row in first.rows.values()} == {
         ("published", ""),
         *((mode, target) for mode in ("generate", "rerank", "fast") for target in ("open", "given", "int8")),
@@ -209,11 +209,11 @@ def test_what_is_measured_is_not_measured_again(
         race(contenders, *rest)
 
     monkeypatch.setattr(search, "race", watched)
-    again = Figures.read(path)
+    again = SearchResults.read(path)
     measured(again, [50])
     assert ran == [("fast", "open")]
     assert {key: row for key, row in again.rows.items() if key != gone.key} == first.rows
-    assert gone.key in Figures.read(path).rows
+    assert gone.key in SearchResults.read(path).rows
 
 
 def test_methods_take_turns() -> None:
@@ -229,11 +229,11 @@ def test_methods_take_turns() -> None:
 
 
 def test_a_graph_that_takes_too_long_is_left_out(tmp_path: Path) -> None:
-    figures = Figures(tmp_path / "search.json")
+    results = SearchResults(tmp_path / "search.json")
     with Progress(disable=True) as progress:
-        comparison = search.MiniComparison(figures, settings(tmp_path, [10]), flops.Machine(), progress)
+        comparison = search.MiniComparison(results, settings(tmp_path, [10]), flops.Machine(), progress)
     assert ("hnsw", "") in comparison.methods(1_000_000, 1)
-    figures.add([Row("mini", 100_000, 1, 1, "hnsw", "", 1.0, False, build_seconds=60.0)])
+    results.add([Row("mini", 100_000, 1, 1, "hnsw", "", 1.0, False, build_seconds=60.0)])
     assert comparison.hnsw_seconds(1_000_000) == pytest.approx(60 * 10 * 6 / 5)
     assert ("hnsw", "") in comparison.methods(1_000_000, 1)
     assert ("hnsw", "") not in comparison.methods(5_600_000, 1)
@@ -243,8 +243,8 @@ def test_a_graph_that_takes_too_long_is_left_out(tmp_path: Path) -> None:
 # Showing
 
 
-def some_figures(path: Path) -> Figures:
-    figures = Figures(path, "a machine", {"paper": "drawn IDs"})
+def some_figures(path: Path) -> SearchResults:
+    results = SearchResults(path, "a machine", {"paper": "drawn IDs"})
     rows = [
         Row("paper", items, 1, 1, method, target, milliseconds, False, gflop=1.0, limit=10.0)
         for items in (10_000, 1_000_000)
@@ -254,17 +254,17 @@ def some_figures(path: Path) -> Figures:
         Row("mini", 10_000, 1, 1, "flat", "", 2.0, True, found=1.0, bytes_per_item=1024.0, build_seconds=0.1),
         Row("mini", 10_000, 1, 1, "fast", "open", 0.5, False, found=0.9, bytes_per_item=532.0, build_seconds=1.0),
     ]
-    figures.add(rows + mini, [TrieRow("paper", 10_000, 0.01, 24.0, 12.25)])
-    return figures
+    results.add(rows + mini, [TrieRow("paper", 10_000, 0.01, 24.0, 12.25)])
+    return results
 
 
 def test_figures_survive_their_file(tmp_path: Path) -> None:
-    figures = some_figures(tmp_path / "search.json")
-    assert Figures.read(figures.path) == figures
-    assert not Figures.read(tmp_path / "none.json").rows
-    figures.path.write_text('{"rows": 3}')
+    results = some_figures(tmp_path / "search.json")
+    assert SearchResults.read(results.path) == results
+    assert not SearchResults.read(tmp_path / "none.json").rows
+    results.path.write_text('{"rows": 3}')
     with pytest.raises(GeniusError, match="measure again"):
-        Figures.read(figures.path)
+        SearchResults.read(results.path)
 
 
 def test_tables_hold_the_ratios(tmp_path: Path) -> None:
@@ -277,11 +277,11 @@ def test_tables_hold_the_ratios(tmp_path: Path) -> None:
 
 
 def test_page_is_written_between_its_marks(tmp_path: Path) -> None:
-    figures, page = some_figures(tmp_path / "search.json"), tmp_path / "performance.md"
+    results, page = some_figures(tmp_path / "search.json"), tmp_path / "performance.md"
     page.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
     image = tmp_path / "search.png"
-    figures_module.plot(figures, image, 1, 1)
-    write_page(figures, page, image)
+    figures_module.plot(results, image, 1, 1)
+    write_page(results, page, image)
     written = page.read_text()
     assert written.startswith(f"Before.\n{BEGIN}\n")
     assert written.endswith(f"{END}\nAfter.\n")
@@ -289,11 +289,11 @@ def test_page_is_written_between_its_marks(tmp_path: Path) -> None:
     assert "a machine" in written
     assert "(performance.png)" in written
     assert (tmp_path / "performance.png").read_bytes() == image.read_bytes()
-    write_page(figures, page, image)
+    write_page(results, page, image)
     assert page.read_text() == written
     page.write_text("No marks.")
     with pytest.raises(GeniusError, match="no place"):
-        write_page(figures, page, image)
+        write_page(results, page, image)
 
 
 def test_the_page_in_docs_has_a_place_for_figures() -> None:

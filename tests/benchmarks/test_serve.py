@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import serve as benchmark  # noqa: E402
-from figures import BEGIN, END  # noqa: E402
-from serve_figures import Figures, bars, sheets, write_page  # noqa: E402
+from search_results import BEGIN, END  # noqa: E402
 from serve_load import Load, load  # noqa: E402
+from serve_results import ServeResults, bars, sheets, write_page  # noqa: E402
 
 from genius.errors import GeniusError  # noqa: E402
 
@@ -100,18 +100,18 @@ def test_no_query_is_asked_twice_and_some_have_images() -> None:
 
 
 @pytest.fixture
-def figures(tmp_path: Path) -> Figures:
-    found = Figures(tmp_path / "serve.json", "a machine", "64 clients.")
-    load = benchmark.figures_of(Load(10.0, [0.1] * 1000, [], [30, 32], {"encode": [0.05]}, 1.0))
+def results(tmp_path: Path) -> ServeResults:
+    found = ServeResults(tmp_path / "serve.json", "a machine", "64 clients.")
+    load = benchmark.results_of(Load(10.0, [0.1] * 1000, [], [30, 32], {"encode": [0.05]}, 1.0))
     found.add("together", load, False)
     found.add("one by one", {**load, "rate": 20.0, "errors": 3}, True)
     found.add("memory", {"requests": 20_000, "errors": 0, "before_mb": 1000, "after_mb": 1060, "growth": 6.0}, False)
     return found
 
 
-def test_figures_are_kept_and_bars_judged(figures: Figures) -> None:
-    kept = Figures.read(figures.path)
-    assert kept == figures
+def test_figures_are_kept_and_bars_judged(results: ServeResults) -> None:
+    kept = ServeResults.read(results.path)
+    assert kept == results
     assert [(row[2], row[3]) for row in bars(kept).rows] == [
         ("0", "yes"),
         ("3", "no"),
@@ -124,15 +124,15 @@ def test_figures_are_kept_and_bars_judged(figures: Figures) -> None:
         "batches as they come",
         "memory",
     ]
-    figures.path.write_text("[]")
-    with pytest.raises(GeniusError, match="does not hold figures"):
-        Figures.read(figures.path)
+    results.path.write_text("[]")
+    with pytest.raises(GeniusError, match="does not hold results"):
+        ServeResults.read(results.path)
 
 
-def test_the_page_gets_the_tables_between_its_marks(figures: Figures, tmp_path: Path) -> None:
+def test_the_page_gets_the_tables_between_its_marks(results: ServeResults, tmp_path: Path) -> None:
     page = tmp_path / "serve.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_page(figures, page)
+    write_page(results, page)
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
@@ -157,12 +157,12 @@ def test_all_loads_are_measured_in_turn(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(benchmark, "service", fake_service)
     monkeypatch.setattr(benchmark, "WARM", 4)
     monkeypatch.setattr(benchmark, "FASTEST", 10_000)
-    figures = Figures(tmp_path / "serve.json")
-    benchmark.measure(figures, benchmark.Settings(Path("x.genius"), 2, 0.2, 30, 0.0), Console(quiet=True))
+    results = ServeResults(tmp_path / "serve.json")
+    benchmark.measure(results, benchmark.Settings(Path("x.genius"), 2, 0.2, 30, 0.0), Console(quiet=True))
     assert started == [(), ("--max-batch", "1"), ()]
-    assert figures.get("together", "errors") == figures.get("memory", "errors") == 0
-    assert figures.get("memory", "requests") == 30
-    assert figures.get("together", "p50") <= figures.get("together", "p99") <= figures.get("together", "longest")  # type: ignore[operator]
+    assert results.get("together", "errors") == results.get("memory", "errors") == 0
+    assert results.get("memory", "requests") == 30
+    assert results.get("together", "p50") <= results.get("together", "p99") <= results.get("together", "longest")  # type: ignore[operator]
 
 
 def test_a_service_that_does_not_start_is_named(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_service_that_does_not_start_is_named(tmp_path: Path) -> None:
 def test_the_real_service_bears_it(tmp_path: Path) -> None:
     from serving import drawn_index
 
-    figures = Figures(tmp_path / "serve.json")
-    benchmark.measure(figures, benchmark.Settings(drawn_index(), 16, 2.0, 100, 0.2), Console(quiet=True))
-    assert [figures.get(name, "errors") for name in figures.rows] == [0, 0, 0]
-    assert figures.get("together", "batch") > 1  # type: ignore[operator]
-    assert figures.get("one by one", "batch") == 1
+    results = ServeResults(tmp_path / "serve.json")
+    benchmark.measure(results, benchmark.Settings(drawn_index(), 16, 2.0, 100, 0.2), Console(quiet=True))
+    assert [results.get(name, "errors") for name in results.rows] == [0, 0, 0]
+    assert results.get("together", "batch") > 1  # type: ignore[operator]
+    assert results.get("one by one", "batch") == 1

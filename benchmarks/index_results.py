@@ -1,7 +1,4 @@
-"""Results of `index.py`: kept in a JSON file, shown as tables beside their targets, written into docs/storage.md.
-
-Knows figures and how to show them; knows nothing of how they were measured.
-"""
+"""Results of `index.py`: a JSON file, tables beside their targets, and docs/storage.md."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import scale
-from figures import Sheet, count, fill_page, number
+from search_results import Sheet, count, fill_page, number
 
 from genius.errors import GeniusError
 
@@ -50,7 +47,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured on one collection. disturbed: other processes were at work."""
+    """Results on one collection. disturbed: other processes were running."""
 
     collection: str
     items: int
@@ -63,8 +60,8 @@ class Row:
 
 
 @dataclass
-class Figures:
-    """All rows of a folder. They are written after every change."""
+class IndexResults:
+    """All rows of a folder, written after every change."""
 
     path: Path
     machine: str = ""
@@ -74,8 +71,8 @@ class Figures:
     skipped: dict[str, str] = field(default_factory=dict)  # what -> why
 
     @classmethod
-    def read(cls, path: Path) -> "Figures":
-        """Those in the file, or none if there is no file."""
+    def read(cls, path: Path) -> "IndexResults":
+        """Read the file. No rows if there is no file."""
         if not path.exists():
             return cls(path)
         try:
@@ -84,11 +81,11 @@ class Figures:
             return cls(path, rows={row.key: row for row in rows}, **stored)
         except (ValueError, KeyError, TypeError) as error:
             raise GeniusError(
-                f"{path} does not hold figures of this version. Move it away and measure again."
+                f"{path} does not hold results of this version. Move it away and measure again."
             ) from error
 
     def add(self, collection: str, items: int, values: Mapping[str, float], disturbed: bool) -> None:
-        """To those known of this collection."""
+        """Add values of a collection."""
         old = self.rows.get((collection, items), Row(collection, items, {}, False))
         row = Row(collection, items, {**old.values, **values}, old.disturbed or disturbed)
         self.rows[row.key] = row
@@ -108,7 +105,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Bar:
-    """What a figure has to reach. limit: at most that, or at least that if `least`."""
+    """A target. limit: the maximum, or the minimum if `least`."""
 
     what: str
     value: float | None
@@ -125,67 +122,67 @@ class Bar:
         return [self.what, f"{sign} {number(self.limit)} {self.unit}".strip(), shown, "yes" if reached else "no"]
 
 
-def bars(figures: Figures) -> Sheet:
-    """Those that something was measured for."""
+def bars(results: IndexResults) -> Sheet:
+    """Targets with a measured value."""
     found = [
-        Bar("codes given to ready vectors, mini", figures.rates.get("mini"), 50_000, "items/s", True),
-        Bar("codes given to ready vectors, paper's size", figures.rates.get("paper"), 3_000, "items/s", True),
+        Bar("codes given to ready vectors, mini", results.rates.get("mini"), 50_000, "items/s", True),
+        Bar("codes given to ready vectors, paper's size", results.rates.get("paper"), 3_000, "items/s", True),
     ]
-    for items in figures.sizes():
-        found += bars_of_size(figures, items)
+    for items in results.sizes():
+        found += bars_of_size(results, items)
     rows = [bar.cells() for bar in found if bar.value is not None]
     return Sheet("Against the bars", ("what", "bar", "measured", "reached"), rows)
 
 
-def bars_of_size(figures: Figures, items: int) -> list[Bar]:
+def bars_of_size(results: IndexResults, items: int) -> list[Bar]:
     found: list[Bar] = []
 
     def bar(what: str, collection: str, value: float | None, limit: float, unit: str, least: bool = False) -> None:
-        row = figures.rows.get((collection, items))
+        row = results.rows.get((collection, items))
         disturbed = row is not None and row.disturbed
         found.append(Bar(f"{what}, {count(items)} items ({NAMES[collection]})", value, limit, unit, least, disturbed))
 
-    bar("bytes on disk an item", "paper", figures.get("paper", items, "bytes"), 20, "B")
+    bar("bytes on disk an item", "paper", results.get("paper", items, "bytes"), 20, "B")
     opened = {1_000_000: 3, 5_600_000: 15}.get(items)
     for one in OURS:
         if opened:
-            bar("opened, cold", one, figures.get(one, items, "open_seconds"), opened, "s")
+            bar("opened, cold", one, results.get(one, items, "open_seconds"), opened, "s")
     if items == 5_600_000:
         for one in ("paper", "mini"):
-            bar("memory beyond the model", one, figures.get(one, items, "resident_mb"), 500, "MB")
+            bar("memory beyond the model", one, results.get(one, items, "resident_mb"), 500, "MB")
     if items == 1_000_000:
         for one in OURS:
-            bar("1,000 items added and visible", one, figures.get(one, items, "add_seconds"), 1, "s")
-            bar("1,000 items deleted", one, figures.get(one, items, "delete_seconds"), 1, "s")
-        bar("built, times as fast as Faiss HNSW", "mini+", build_ratio(figures, items), 20, "times", True)
+            bar("1,000 items added and visible", one, results.get(one, items, "add_seconds"), 1, "s")
+            bar("1,000 items deleted", one, results.get(one, items, "delete_seconds"), 1, "s")
+        bar("built, times as fast as Faiss HNSW", "mini+", build_ratio(results, items), 20, "times", True)
     for one in OURS:
-        idle, busy = (figures.get(one, items, name) for name in ("idle_p99", "busy_p99"))
+        idle, busy = (results.get(one, items, name) for name in ("idle_p99", "busy_p99"))
         if idle is not None and busy is not None:
             bar("p99 of searches while another process adds, to idle", one, busy / idle, 2, "times")
-            bar("errors meanwhile", one, figures.get(one, items, "errors"), 0, "")
+            bar("errors meanwhile", one, results.get(one, items, "errors"), 0, "")
     return found
 
 
-def build_ratio(figures: Figures, items: int) -> float | None:
-    """Seconds of Faiss HNSW to ours: written and opened for search, with embeddings."""
-    graph = figures.get("hnsw", items, "build_seconds")
-    built, opened = (figures.get("mini+", items, name) for name in ("build_seconds", "open_seconds"))
+def build_ratio(results: IndexResults, items: int) -> float | None:
+    """Build seconds of Faiss HNSW divided by ours (written and opened, with embeddings)."""
+    graph = results.get("hnsw", items, "build_seconds")
+    built, opened = (results.get("mini+", items, name) for name in ("build_seconds", "open_seconds"))
     return None if graph is None or built is None or opened is None else graph / (built + opened)
 
 
-def sheets(figures: Figures) -> list[Sheet]:
-    """All tables that have something to show."""
+def sheets(results: IndexResults) -> list[Sheet]:
+    """All tables that have rows."""
     space = ("build_seconds", "build_rate", "bytes", "open_seconds", "resident_mb")
     changes = ("add_seconds", "delete_seconds")
     idle = ("before_p99", "after_p99", "idle_p50", "idle_p99")
     busy = (*idle, "busy_p50", "busy_p99", "busy_longest", "added_rate", "errors")
     found = [
-        bars(figures),
-        sheet(figures, "Building, opening, memory", OURS, space),
-        sheet(figures, "Searching and changing", OURS, ("p50", "p99", *changes, "refresh_seconds")),
-        sheet(figures, "Searching while another process adds", OURS, busy),
+        bars(results),
+        sheet(results, "Building, opening, memory", OURS, space),
+        sheet(results, "Searching and changing", OURS, ("p50", "p99", *changes, "refresh_seconds")),
+        sheet(results, "Searching while another process adds", OURS, busy),
         sheet(
-            figures,
+            results,
             "Beside other indexes of the same vectors",
             ("mini+", *BASELINES),
             ("build_seconds", "bytes", "p50", "p99", "found", *changes),
@@ -194,12 +191,12 @@ def sheets(figures: Figures) -> list[Sheet]:
     return [one for one in found if one.rows]
 
 
-def sheet(figures: Figures, title: str, collections: Iterable[str], names: Iterable[str]) -> Sheet:
-    """A row for each collection and size of which one of these figures is known."""
+def sheet(results: IndexResults, title: str, collections: Iterable[str], names: Iterable[str]) -> Sheet:
+    """A table with a row per collection and size that has one of these values."""
     names, rows = tuple(names), []
     for collection in collections:
-        for items in figures.sizes():
-            row = figures.rows.get((collection, items))
+        for items in results.sizes():
+            row = results.rows.get((collection, items))
             if row is not None and any(name in row.values for name in names):
                 cells = [cell(row, name) for name in names]
                 rows.append([NAMES[collection] + "*" * row.disturbed, count(items), *cells])
@@ -215,12 +212,12 @@ def cell(row: Row, name: str) -> str:
 # The page
 
 
-def write_page(figures: Figures, page: Path) -> None:
-    """Put the tables into the page, between its two marks; what stands around them stays."""
-    parts = [f"Machine: {figures.machine}."]
-    parts += [f"{NAMES[name]}: {about}." for name, about in sorted(figures.about.items())]
-    parts += [one.markdown() for one in sheets(figures)]
-    if any(row.disturbed for row in figures.rows.values()):
+def write_page(results: IndexResults, page: Path) -> None:
+    """Put the tables into the page, between its two marks. The rest of the page stays."""
+    parts = [f"Machine: {results.machine}."]
+    parts += [f"{NAMES[name]}: {about}." for name, about in sorted(results.about.items())]
+    parts += [one.markdown() for one in sheets(results)]
+    if any(row.disturbed for row in results.rows.values()):
         parts.append("\\* Other processes were at work while this was measured.")
-    parts += [f"Not measured: {what} ({why})." for what, why in figures.skipped.items()]
+    parts += [f"Not measured: {what} ({why})." for what, why in results.skipped.items()]
     fill_page(page, parts)

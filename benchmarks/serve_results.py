@@ -1,7 +1,4 @@
-"""What `serve.py` measured: kept in a JSON file, shown as tables with the bars beside them, written into docs/serve.md.
-
-Knows figures and how to show them; knows nothing of how they were measured.
-"""
+"""Results of `serve.py`: a JSON file, tables beside their targets, and docs/serve.md."""
 
 import json
 from collections.abc import Mapping
@@ -9,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import scale
-from figures import Sheet, fill_page, number
-from index_figures import Bar
+from index_results import Bar
+from search_results import Sheet, fill_page, number
 
 from genius.errors import GeniusError
 
@@ -48,7 +45,7 @@ class Row:
 
 
 @dataclass
-class Figures:
+class ServeResults:
     """All that was measured in a folder. It is written after every change."""
 
     path: Path
@@ -57,8 +54,8 @@ class Figures:
     rows: dict[str, Row] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> "Figures":
-        """Those in the file, or none if there is no file."""
+    def read(cls, path: Path) -> "ServeResults":
+        """Read the file. No rows if there is no file."""
         if not path.exists():
             return cls(path)
         try:
@@ -67,7 +64,7 @@ class Figures:
             return cls(path, rows=rows, **stored)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GeniusError(
-                f"{path} does not hold figures of this version. Move it away and measure again."
+                f"{path} does not hold results of this version. Move it away and measure again."
             ) from error
 
     def add(self, name: str, values: Mapping[str, float], disturbed: bool) -> None:
@@ -82,55 +79,55 @@ class Figures:
         return any(row.disturbed for row in self.rows.values())
 
 
-def bars(figures: Figures) -> Sheet:
-    """Those that something was measured for."""
-    together, alone = figures.get("together", "rate"), figures.get("one by one", "rate")
+def bars(results: ServeResults) -> Sheet:
+    """Targets with a measured value."""
+    together, alone = results.get("together", "rate"), results.get("one by one", "rate")
     ratio = None if together is None or alone is None else together / alone
-    found = [Bar(f"errors, {NAMES[name]}", figures.get(name, "errors"), 0, "") for name in NAMES]
-    found.append(Bar("throughput of batches to that of one by one", ratio, 3, "times", True, figures.disturbed))
-    requests = figures.get("memory", "requests") or 0
-    found.append(Bar(f"growth of memory over {requests:,.0f} requests", figures.get("memory", "growth"), 5, "%"))
+    found = [Bar(f"errors, {NAMES[name]}", results.get(name, "errors"), 0, "") for name in NAMES]
+    found.append(Bar("throughput of batches to that of one by one", ratio, 3, "times", True, results.disturbed))
+    requests = results.get("memory", "requests") or 0
+    found.append(Bar(f"growth of memory over {requests:,.0f} requests", results.get("memory", "growth"), 5, "%"))
     rows = [bar.cells() for bar in found if bar.value is not None]
     return Sheet("Against the bars", ("what", "bar", "measured", "reached"), rows)
 
 
-def sheets(figures: Figures) -> list[Sheet]:
-    """All tables that have something to show."""
+def sheets(results: ServeResults) -> list[Sheet]:
+    """All tables that have rows."""
     loads = ("together", "one by one")
     speed = ("requests", "rate", "p50", "p99", "longest", "errors", "batch", "service_cores", "client_cores")
     memory = ("requests", "started_mb", "before_mb", "after_mb", "growth", "errors")
     found = [
-        bars(figures),
-        sheet(figures, "Under load", loads, speed),
+        bars(results),
+        sheet(results, "Under load", loads, speed),
         sheet(
-            figures,
+            results,
             "Where the time goes: milliseconds in the middle, of a batch and of its place in the queue",
             loads,
             STAGES,
         ),
-        sheet(figures, "Memory", ("memory",), memory),
+        sheet(results, "Memory", ("memory",), memory),
     ]
     return [one for one in found if one.rows]
 
 
-def sheet(figures: Figures, title: str, loads: tuple[str, ...], names: tuple[str, ...]) -> Sheet:
+def sheet(results: ServeResults, title: str, loads: tuple[str, ...], names: tuple[str, ...]) -> Sheet:
     rows = [
-        [NAMES[load] + "*" * figures.rows[load].disturbed, *(cell(figures, load, name) for name in names)]
+        [NAMES[load] + "*" * results.rows[load].disturbed, *(cell(results, load, name) for name in names)]
         for load in loads
-        if load in figures.rows
+        if load in results.rows
     ]
     return Sheet(title, ("load", *(COLUMNS[name] for name in names)), rows)
 
 
-def cell(figures: Figures, load: str, name: str) -> str:
-    value = figures.get(load, name)
+def cell(results: ServeResults, load: str, name: str) -> str:
+    value = results.get(load, name)
     return "–" if value is None else number(value)
 
 
-def write_page(figures: Figures, page: Path) -> None:
-    """Put the tables into the page, between its two marks; what stands around them stays."""
-    parts = [f"Machine: {figures.machine}. {figures.about}"]
-    parts += [one.markdown() for one in sheets(figures)]
-    if figures.disturbed:
+def write_page(results: ServeResults, page: Path) -> None:
+    """Put the tables into the page, between its two marks. The rest of the page stays."""
+    parts = [f"Machine: {results.machine}. {results.about}"]
+    parts += [one.markdown() for one in sheets(results)]
+    if results.disturbed:
         parts.append("\\* Other processes were at work while this was measured.")
     fill_page(page, parts)

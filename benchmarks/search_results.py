@@ -1,7 +1,4 @@
-"""What `search.py` measured: kept in a JSON file, shown as tables and a plot, written into docs/performance.md.
-
-Knows rows of figures and how to show them; knows nothing of how they were measured.
-"""
+"""Results of `search.py`: a JSON file, tables, a plot, and docs/performance.md."""
 
 import json
 import shutil
@@ -60,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TrieRow:
-    """What a trie of that many IDs costs. code_bytes: what the IDs alone take, packed."""
+    """Cost of a trie. code_bytes: bytes of the packed IDs alone."""
 
     decoder: str
     items: int
@@ -70,8 +67,8 @@ class TrieRow:
 
 
 @dataclass
-class Figures:
-    """All rows of a folder. They are written after every change."""
+class SearchResults:
+    """All rows of a folder, written after every change."""
 
     path: Path
     machine: str = ""
@@ -81,21 +78,21 @@ class Figures:
     skipped: dict[str, str] = field(default_factory=dict)  # what -> why
 
     @classmethod
-    def read(cls, path: Path) -> "Figures":
-        """Those in the file, or none if there is no file."""
+    def read(cls, path: Path) -> "SearchResults":
+        """Read the file. No rows if there is no file."""
         if not path.exists():
             return cls(path)
         try:
             stored = json.loads(path.read_text())
             rows, tries = [Row(**row) for row in stored["rows"]], [TrieRow(**row) for row in stored["tries"]]
-            figures = cls(path, stored["machine"], stored["about"], skipped=stored["skipped"])
+            results = cls(path, stored["machine"], stored["about"], skipped=stored["skipped"])
         except (ValueError, KeyError, TypeError) as error:
             raise GeniusError(
-                f"{path} does not hold figures of this version. Move it away and measure again."
+                f"{path} does not hold results of this version. Move it away and measure again."
             ) from error
-        figures.rows = {row.key: row for row in rows}
-        figures.tries = {(row.decoder, row.items): row for row in tries}
-        return figures
+        results.rows = {row.key: row for row in rows}
+        results.tries = {(row.decoder, row.items): row for row in tries}
+        return results
 
     def add(self, rows: Iterable[Row] = (), tries: Iterable[TrieRow] = ()) -> None:
         self.rows |= {row.key: row for row in rows}
@@ -137,42 +134,42 @@ class Sheet:
         return f"### {self.title}\n\n" + "\n".join(lines)
 
 
-def sheets(figures: Figures) -> list[Sheet]:
-    """All tables that have something to show."""
-    found = [in_short(figures)]
+def sheets(results: SearchResults) -> list[Sheet]:
+    """All tables that have rows."""
+    found = [in_short(results)]
     for decoder in DECODERS:
-        for threads in figures.values("threads", decoder):
-            found.append(speeds(figures, decoder, threads))
-    found += [quality(figures), limits(figures), tries(figures)]
+        for threads in results.values("threads", decoder):
+            found.append(speeds(results, decoder, threads))
+    found += [quality(results), limits(results), tries(results)]
     return [sheet for sheet in found if sheet.rows]
 
 
-def in_short(figures: Figures) -> Sheet:
-    """One figure for each question. All are ratios of times measured in one run."""
+def in_short(results: SearchResults) -> Sheet:
+    """Ratios of times measured in one run."""
     rows = []
-    for threads in figures.values("threads"):
-        for batch in figures.values("batch"):
-            rows += [[*row, str(threads), str(batch)] for row in ratios(figures, threads, batch)]
+    for threads in results.values("threads"):
+        for batch in results.values("batch"):
+            rows += [[*row, str(threads), str(batch)] for row in ratios(results, threads, batch)]
     return Sheet("In short", ("what", "ratio of times", "threads", "batch"), rows)
 
 
-def ratios(figures: Figures, threads: int, batch: int) -> list[list[str]]:
+def ratios(results: SearchResults, threads: int, batch: int) -> list[list[str]]:
     def row(decoder: str, items: int, method: str, target: str = "") -> Row | None:
-        return figures.get(decoder, items, threads, batch, method, target)
+        return results.get(decoder, items, threads, batch, method, target)
 
     found: list[tuple[str, Row | None, Row | None]] = []
-    for items in figures.values("items", "paper"):
+    for items in results.values("items", "paper"):
         published = row("paper", items, "published")
         for method in OURS:
             for target in ("open", "int8"):
                 what = f"published path / {named(method, target)}, paper's size, {count(items)} IDs"
                 found.append((what, published, row("paper", items, method, target)))
     for decoder in DECODERS:
-        sizes = figures.values("items", decoder)
+        sizes = results.values("items", decoder)
         if len(sizes) > 1:
             small, large = (row(decoder, items, "fast", "open") for items in (sizes[0], sizes[-1]))
             found.append((f"`fast`, {decoder}, {count(sizes[-1])} / {count(sizes[0])} IDs", large, small))
-    for items in figures.values("items", "mini"):
+    for items in results.values("items", "mini"):
         ours = row("mini", items, "fast", "open")
         found.append((f"Faiss flat / `fast`, mini, {count(items)} items", row("mini", items, "flat"), ours))
         found.append((f"encoding the query / `fast`, mini, {count(items)} items", row("mini", items, "encode"), ours))
@@ -183,33 +180,35 @@ def ratios(figures: Figures, threads: int, batch: int) -> list[list[str]]:
     ]
 
 
-def speeds(figures: Figures, decoder: str, threads: int) -> Sheet:
-    """Milliseconds a query, and how many times quicker than the baseline."""
-    sizes, rows = figures.values("items", decoder), []
-    for batch in figures.values("batch", decoder):
+def speeds(results: SearchResults, decoder: str, threads: int) -> Sheet:
+    """Milliseconds per query, and the speed-up over the baseline."""
+    sizes, rows = results.values("items", decoder), []
+    for batch in results.values("batch", decoder):
         for method, target in methods():
-            cells = [speed_cell(figures, decoder, items, threads, batch, method, target) for items in sizes]
+            cells = [speed_cell(results, decoder, items, threads, batch, method, target) for items in sizes]
             if any(cells):
                 rows.append([named(method, target), str(batch), *cells])
-    title = f"{DECODERS[decoder]}, {thread_count(threads)}: ms a query (times as quick as the {baseline(decoder)})"
+    title = f"{DECODERS[decoder]}, {thread_count(threads)}: ms per query (speed-up over the {baseline(decoder)})"
     return Sheet(title, ("method", "batch", *(f"{count(items)} items" for items in sizes)), rows)
 
 
-def speed_cell(figures: Figures, decoder: str, items: int, threads: int, batch: int, method: str, target: str) -> str:
-    row = figures.get(decoder, items, threads, batch, method, target)
-    base = figures.get(decoder, items, threads, batch, BASELINE[decoder])
+def speed_cell(
+    results: SearchResults, decoder: str, items: int, threads: int, batch: int, method: str, target: str
+) -> str:
+    row = results.get(decoder, items, threads, batch, method, target)
+    base = results.get(decoder, items, threads, batch, BASELINE[decoder])
     if row is None:
         return ""
     quicker = "" if base is None or base is row else f" ({number(base.milliseconds / row.milliseconds)}×)"
     return f"{number(row.milliseconds)}{'*' * row.disturbed}{quicker}"
 
 
-def quality(figures: Figures) -> Sheet:
-    """What the speed is worth: found, bytes, building. The same for all threads and batches."""
+def quality(results: SearchResults) -> Sheet:
+    """Recall, bytes and build time. The same for all threads and batches."""
     rows = []
-    for items in figures.values("items", "mini"):
+    for items in results.values("items", "mini"):
         for method, target in methods():
-            rated = [row for row in figures.rows.values() if row.found is not None and row.decoder == "mini"]
+            rated = [row for row in results.rows.values() if row.found is not None and row.decoder == "mini"]
             of_method = [row for row in rated if (row.items, row.method, row.target) == (items, method, target)]
             for row in of_method[:1]:
                 assert row.found is not None
@@ -219,12 +218,12 @@ def quality(figures: Figures) -> Sheet:
     return Sheet("`mini` and Faiss on the same vectors", header, rows)
 
 
-def limits(figures: Figures) -> Sheet:
+def limits(results: SearchResults) -> Sheet:
     """Measured against the physical limit, for the largest collection that was measured."""
     rows = []
     for decoder in DECODERS:
-        for items in figures.values("items", decoder)[-1:]:
-            chosen = [row for row in figures.rows.values() if (row.decoder, row.items) == (decoder, items)]
+        for items in results.values("items", decoder)[-1:]:
+            chosen = [row for row in results.rows.values() if (row.decoder, row.items) == (decoder, items)]
             for row in sorted(chosen, key=lambda row: (row.threads, row.batch)):
                 if row.limit is None or row.gflop is None or row.target not in ("", "open"):
                     continue
@@ -255,7 +254,7 @@ def limits(figures: Figures) -> Sheet:
     return Sheet("Against the physical limit", header, rows, names=2)
 
 
-def tries(figures: Figures) -> Sheet:
+def tries(results: SearchResults) -> Sheet:
     rows = [
         [
             row.decoder,
@@ -264,7 +263,7 @@ def tries(figures: Figures) -> Sheet:
             f"{row.bytes_per_item:.1f}",
             f"{row.code_bytes:.2f}",
         ]
-        for row in sorted(figures.tries.values(), key=lambda row: (row.decoder, row.items))
+        for row in sorted(results.tries.values(), key=lambda row: (row.decoder, row.items))
     ]
     return Sheet("The trie", ("decoder", "IDs", "built in, s", "bytes an item", "of which the ID, packed"), rows)
 
@@ -302,21 +301,21 @@ def optional(value: float | None, form: str) -> str:
 # The plot
 
 
-def plot(figures: Figures, path: Path, threads: int, batch: int) -> None:
+def plot(results: SearchResults, path: Path, threads: int, batch: int) -> None:
     """Milliseconds a query against the size of the collection, a panel for each decoder that was measured."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    decoders = [decoder for decoder in DECODERS if figures.values("items", decoder)]
+    decoders = [decoder for decoder in DECODERS if results.values("items", decoder)]
     figure, panels = pyplot.subplots(1, len(decoders), figsize=(5.4 * len(decoders), 4.2), sharey=True, squeeze=False)
     for axes, decoder in zip(panels[0], decoders, strict=True):
-        sizes = figures.values("items", decoder)
+        sizes = results.values("items", decoder)
         ends: dict[str, tuple[int, float]] = {}
         for method in METHODS:
             rows = [
-                figures.get(decoder, items, threads, batch, method, "open" if method in OURS else "") for items in sizes
+                results.get(decoder, items, threads, batch, method, "open" if method in OURS else "") for items in sizes
             ]
             points = [(row.items, row.milliseconds) for row in rows if row is not None]
             if points:
@@ -355,18 +354,18 @@ def colour(method: str) -> str:
 # The page
 
 
-def write_page(figures: Figures, page: Path, image: Path) -> None:
-    """Put tables and plot into the page, between its two marks; what stands around them stays."""
-    parts = [f"Machine: {figures.machine}."]
-    parts += [f"Searched by `{decoder}`: {about}." for decoder, about in sorted(figures.about.items())]
+def write_page(results: SearchResults, page: Path, image: Path) -> None:
+    """Put tables and plot into the page, between its two marks. The rest of the page stays."""
+    parts = [f"Machine: {results.machine}."]
+    parts += [f"Searched by `{decoder}`: {about}." for decoder, about in sorted(results.about.items())]
     if image.exists():
         copied = page.with_suffix(".png")
         shutil.copyfile(image, copied)
         parts.append(f"![Milliseconds a query against the size of the collection]({copied.name})")
-    parts += [sheet.markdown() for sheet in sheets(figures)]
-    if any(row.disturbed for row in figures.rows.values()):
+    parts += [sheet.markdown() for sheet in sheets(results)]
+    if any(row.disturbed for row in results.rows.values()):
         parts.append("\\* Other processes were at work while this was measured.")
-    parts += [f"Not measured: {what} ({why})." for what, why in figures.skipped.items()]
+    parts += [f"Not measured: {what} ({why})." for what, why in results.skipped.items()]
     fill_page(page, parts)
 
 
@@ -375,5 +374,5 @@ def fill_page(page: Path, parts: list[str]) -> None:
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise GeniusError(f"{page} has no place for figures. Add the lines {BEGIN} and {END} to it.")
+        raise GeniusError(f"{page} has no place for results. Add the lines {BEGIN} and {END} to it.")
     page.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}", encoding="utf-8")
