@@ -250,7 +250,7 @@ WRONG_SEARCHES: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
     ({"text": "a", "instruction": "a" * 10_001}, 422, "instruction", "at most 10,000"),
     ({"text": "a", "where": "x" * 10_001}, 422, "where", "too long"),
     ({"text": "a", "where": "nofield = 1"}, 422, "where", "nofield"),
-    ({"text": "a", "where": ""}, 422, "where", "not a condition"),
+    ({"text": "a", "where": ""}, 422, "where", "filter"),
     ({"text": "a", "where": "number = read_file('/etc/passwd')"}, 422, "where", "no function"),
     ({"image": "?"}, 422, "image", "not Base64"),
     ({"image": "é"}, 422, "image", "not Base64"),
