@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import lance
 import numpy as np
@@ -25,7 +26,7 @@ MERGED_BYTES = 1 << 26
 """A commit does not write merged files larger than this."""
 
 _WRITTEN_FOLDERS = ("data", "_deletions", "_transactions", "_versions")  # the folders that a commit writes to
-_STORAGE = {"enable_stable_row_ids": True, "data_storage_version": "2.1"}
+_STORAGE: dict[str, Any] = {"enable_stable_row_ids": True, "data_storage_version": "2.1"}
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota is used up",

@@ -241,7 +241,8 @@ def to_lists(matrix: np.ndarray) -> pa.FixedSizeListArray:
 def to_matrix(column: pa.ChunkedArray | pa.FixedSizeListArray) -> np.ndarray:
     """Convert a column of fixed-size lists to an array (n, width)."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return array.flatten().to_numpy(zero_copy_only=False).reshape(-1, column.type.list_size)
+    values = array.flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(values.reshape(-1, column.type.list_size))
 
 
 # Metadata fields

@@ -219,7 +219,7 @@ class _Verifier:
         if self.model is None or self.model.first_code != "modality":
             return invalid
         modality = pc.index_in(rows["modality"], pa.array([modality.label for modality in Modality])).fill_null(-1)
-        return invalid | (codes[:, 0] != modality.to_numpy())
+        return np.asarray(invalid | (codes[:, 0] != modality.to_numpy()))
 
     def _check_content(self, record: dict[str, Any]) -> Iterator[IndexProblem]:
         """Check metadata, image and content hash of a row."""
@@ -341,12 +341,13 @@ def _same_codes(model: Genius, vectors: Vectors, codes: np.ndarray) -> np.ndarra
         best = _error(model, fused, model.codes(vectors[rows]))
         same[rows] |= _error(model, fused, codes[rows]) <= best * (1 + _ROUNDING)
         same[rows] &= codes[rows, 0] == model.codes(vectors[rows])[:, 0]
-    return same
+    return np.asarray(same)
 
 
 def _error(model: Genius, fused: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Squared distances (n,) of fused vectors (n, d) from the vectors that their codes decode to."""
-    return np.square(fused - model.quantizer.decode(torch.from_numpy(codes.astype(np.int64))).numpy()).sum(1)
+    decoded = model.quantizer.decode(torch.from_numpy(codes.astype(np.int64))).numpy()
+    return np.asarray(np.square(fused - decoded).sum(1))
 
 
 def _nearest_within_rounding(codebooks: Sequence[torch.Tensor], fused: np.ndarray, codes: np.ndarray) -> np.ndarray:
