@@ -42,12 +42,12 @@ class Vectors:
     @property
     def has_image(self) -> np.ndarray:
         """(n,) bool."""
-        return (self.image != 0).any(axis=1)
+        return np.asarray((self.image != 0).any(axis=1))
 
     @property
     def has_text(self) -> np.ndarray:
         """(n,) bool."""
-        return (self.text != 0).any(axis=1)
+        return np.asarray((self.text != 0).any(axis=1))
 
     @property
     def modality(self) -> np.ndarray:

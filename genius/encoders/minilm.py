@@ -124,10 +124,12 @@ class MiniLM(nn.Module):
         self.tokenizer.enable_truncation(MAX_TOKENS)
         self.tokenizer.no_padding()
         # A copy: a memory-mapped table would be read page by page, as new words occur.
-        self.words = nn.Embedding.from_pretrained(weights["embeddings.word_embeddings.weight"].clone())
+        words = weights["embeddings.word_embeddings.weight"].clone()
+        self.words = nn.Embedding(len(words), WIDTH, _weight=words)
         # All texts are one segment: its type embedding is a constant, added to the positions here.
         types = weights["embeddings.token_type_embeddings.weight"][0]
-        self.positions = nn.Embedding.from_pretrained(weights["embeddings.position_embeddings.weight"] + types)
+        positions = weights["embeddings.position_embeddings.weight"] + types
+        self.positions = nn.Embedding(len(positions), WIDTH, _weight=positions)
         self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
         names = {"weight": "embeddings.LayerNorm.weight", "bias": "embeddings.LayerNorm.bias"}
         self.norm.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
@@ -144,7 +146,7 @@ class MiniLM(nn.Module):
     @torch.inference_mode()
     def forward(self, ids: Tensor) -> Tensor:
         """ids: (n, tokens) -> states (n, tokens, width)."""
-        x = self.norm(self.words(ids) + self.positions.weight[: ids.shape[1]])
+        x: Tensor = self.norm(self.words(ids) + self.positions.weight[: ids.shape[1]])
         for layer in self.layers:
             x = layer(x)
         return x

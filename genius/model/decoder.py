@@ -116,7 +116,7 @@ class RMSNorm(nn.Module):
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(n, length, heads * d_kv) -> (n, heads, length, d_kv), a view."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -278,7 +278,8 @@ class Decoder(nn.Module):
 
     def prefix_embeddings(self, z: Tensor) -> Tensor:
         """P(z), Eq. 9: (n, dim) -> (n, N, d_model)."""
-        return self.prefix_network(z).unflatten(-1, (self.config.prefix, self.config.d_model))
+        embeddings: Tensor = self.prefix_network(z)
+        return embeddings.view(-1, self.config.prefix, self.config.d_model)
 
     def prefix(self, z: Tensor) -> Tensor:
         """Normed prefix embeddings, the input of cross-attention: (n, dim) -> (n, N, d_model)."""

@@ -44,7 +44,7 @@ class DecoderGraph:
         return {name: [tokens, beams, self.config.heads, self.config.d_kv] for name in self.seen_names}
 
     def write_prefix(self, g: Graph) -> None:
-        """z (q, dim) -> prefix_keys*, prefix_values* (N, q, heads, d_kv), once a query however many beams it has."""
+        """Prefix: z (q, dim) -> prefix_keys*, prefix_values* (N, q, heads, d_kv), shared by all beams."""
         c = self.config
         x = self._linear(g, "z", _only_layer(self.decoder))  # Eq. 9
         x = g.transpose(g.reshape(x, -1, c.prefix, c.d_model), 1, 0, 2)
@@ -56,9 +56,9 @@ class DecoderGraph:
             g.node("Reshape", values, shape, output=f"prefix_values{layer}")
 
     def write_linear_head(self, g: Graph) -> None:
-        """z (q, dim) -> linear_logits (q, 1, vocabulary), and log-probabilities of the levels it scores alone.
+        """Linear head: z (q, dim) -> linear_logits (q, 1, vocabulary), linear_log_probs (q, codes of its levels).
 
-        These are linear_log_probs (q, codes of these levels). Both outputs are empty where there is nothing to compute.
+        The second are log-probabilities of the levels that it scores alone. Outputs without content are empty.
         """
         if self.decoder.linear_head is None:
             g.slice(g.unsqueeze("z", 1), 0, 0, axis=2, output="linear_logits")
@@ -75,7 +75,7 @@ class DecoderGraph:
         g.node("Concat", *log_probs, axis=1, output="linear_log_probs")
 
     def write_blocks(self, g: Graph, past: bool) -> None:
-        """tokens (m, w, q) -> hidden (m, w, q, d_model).
+        """Blocks: tokens (m, w, q) -> hidden (m, w, q, d_model).
 
         Also reads the prefix and `bias` (heads, m, t). Without `past`, writes seen_* (m, w * q, heads, d_kv). With it,
         reads seen_* (s, beams before * q, heads, d_kv) and `rows` (w * q,), which of these beams each new one extends,
@@ -113,7 +113,8 @@ class DecoderGraph:
 
     def output_table(self, rows: slice) -> Tensor:
         """Output embeddings (number of rows, d_model), scaled as T5 scales tied embeddings."""
-        return self.decoder.table[rows] * self.config.d_model**-0.5
+        table: Tensor = self.decoder.table[rows] * self.config.d_model**-0.5
+        return table
 
     def _attend(self, g: Graph, q: str, keys: str, values: str, bias: str | None = None) -> str:
         """q: (m, r, heads, d_kv); keys, values: (t, r, heads, d_kv) -> (m * r, heads * d_kv)."""

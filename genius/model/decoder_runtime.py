@@ -135,6 +135,7 @@ class DecoderRuntime:
         inputs = {"tokens": np.ascontiguousarray(tokens.T), "rows": rows, "bias": self._bias(len(state.seen[0]), new)}
         inputs |= zip(self._graph.prefix_names, state.prefix, strict=True)
         inputs |= zip(names, state.seen, strict=True)
+        hidden: Floats
         hidden, *state.seen = self._next_session.run(["hidden", *(f"new_{name}" for name in names)], inputs)
         state.beams, state.length = beams, state.length + new
         return hidden
@@ -153,7 +154,7 @@ class DecoderRuntime:
         inputs = {"hidden": np.ascontiguousarray(hidden.swapaxes(0, 1))}
         if self.config.linear_head:
             inputs["linear_logits"] = state.linear_logits[..., self._normalised_rows(level)]
-        (log_probs,) = self._level_session(level).run(None, inputs)
+        log_probs: Floats = self._level_session(level).run(None, inputs)[0]
         return log_probs
 
     def _normalised_rows(self, level: int) -> slice:
@@ -174,8 +175,10 @@ class DecoderRuntime:
             "tokens": (np.int64, ["m", "w", "q"]),
             "bias": (np.float32, [c.heads, "m", "m"]),
         }
-        shapes: dict[str, Shape] = {"linear_logits": ["q", 1, None], "linear_log_probs": ["q", None]}
-        shapes |= {"hidden": ["m", "w", "q", c.d_model]} | self._graph.prefix_shapes | self._graph.seen_shapes("m", "r")
+        shapes: dict[str, Shape] = {"hidden": ["m", "w", "q", c.d_model]}
+        shapes |= {"linear_logits": ["q", 1, None], "linear_log_probs": ["q", None]}
+        shapes |= self._graph.prefix_shapes
+        shapes |= self._graph.seen_shapes("m", "r")
         return session(g.model(inputs, shapes), self.threads)
 
     @cached_property
@@ -195,7 +198,7 @@ class DecoderRuntime:
         return session(g.model(inputs, shapes), self.threads)
 
     def _level_session(self, level: int) -> onnxruntime.InferenceSession:
-        """hidden (q, w, d_model) -> log-probabilities of the level's codes (q, w, sizes[level])."""
+        """One level: hidden (q, w, d_model) -> log-probabilities of the level's codes (q, w, sizes[level])."""
         if level not in self._level_sessions:
             g, c = Graph(), self.config
             table = self._graph.output_table(self._normalised_rows(level))

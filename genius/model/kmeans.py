@@ -93,6 +93,6 @@ def _lowest(scores: Tensor) -> Tensor:
 def _nearest_exactly(vectors: Tensor, codebook: Tensor, candidates: Tensor) -> Tensor:
     """Nearest of the candidate codes by float64 distances: (m, d), (K, d), candidates (m, K) bool -> (m,) int64."""
     distances = torch.full(candidates.shape, torch.inf, dtype=torch.float64, device=vectors.device)
-    for row, code in (pairs.unbind(1) for pairs in candidates.nonzero().split(4096)):
+    for row, code in (pairs.unbind(1) for pairs in torch.split(candidates.nonzero(), 4096)):
         distances[row, code] = (vectors[row].double() - codebook[code].double()).square().sum(dim=1)
     return distances.argmin(dim=1)  # the first of equal ones

@@ -1,15 +1,15 @@
-"""A model's networks as ONNX files, for programs that have ONNX Runtime (or another runtime) but not this package.
+"""Exports a model as ONNX files, for programs without this package.
 
-    encoder_image.onnx   pixels -> image vectors              (of encoders that take images)
-    encoder_text.onnx    token ids -> text vectors            (of encoders that take texts)
+    encoder_image.onnx   pixels -> image vectors              (encoders of images)
+    encoder_text.onnx    token ids -> text vectors            (encoders of texts)
     fusion.onnx          image and text vectors -> fused vectors z
-    decoder_open.onnx    z -> log-probabilities of the first level, and what the steps need to know of the query
+    decoder_open.onnx    z -> log-probabilities of the first level, and the inputs of the steps
     decoder_step.onnx    the codes chosen last -> log-probabilities of the next level
-    onnx.json            what goes in and comes out, and how levels follow each other
+    onnx.json            inputs and outputs of all files, and how to use them
 
-All are float32 and standard ONNX (opset 17); batch, beams and tokens are free. Knows networks; does not search, choose
-beams, read images or make tokens. The decoder's graphs are those of `decoder_runtime`, with what a caller there works
-out by himself (positions, rows of the table, the level's own codes) put into the files.
+All are float32 and standard ONNX (opset 17); batch, beams and tokens are dynamic axes. The caller reads images,
+tokenizes and chooses beams. The decoder's graphs are those of `decoder_runtime`, and also compute what that module's
+Python code computes: positions, table rows, and the codes of the level.
 """
 
 import json
@@ -43,7 +43,14 @@ Files = dict[str, bytes]
 
 
 def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
-    """Writes the files of a model; returns the names of the networks, in the order in which a search runs them."""
+    """Write the files of a model.
+
+    Returns:
+        The names of the networks, in the order in which a search runs them.
+
+    Raises:
+        GeniusError: ONNX cannot express the encoder.
+    """
     files = encoder_files(model.encoder) | {"fusion": fusion_file(model.fusion)} | decoder_files(model.decoder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,9 +102,10 @@ def _interface(content: bytes) -> dict[str, dict[str, list[Any]]]:
 
 
 class StandardGraph(Graph):
-    """A graph without ONNX Runtime's own operators: T5's norm is spelled out, and the runtime joins it again."""
+    """A graph of standard operators alone: T5's norm is written out, which ONNX Runtime fuses again."""
 
     def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        """As in `Graph`."""
         if kind != "SimplifiedLayerNormalization":
             return super().node(kind, *inputs, output=output, **attributes)
         x, weight = inputs
@@ -106,12 +114,13 @@ class StandardGraph(Graph):
         size = super().node("Sqrt", super().node("Add", mean, epsilon))
         return super().node("Mul", super().node("Div", x, size), weight, output=output)
 
-    def linear(self, x: str, module: nn.Linear, output: str | None = None) -> str:
-        return self.node("Add", product(self, x, module.weight), self.constant(array(module.bias)), output=output)
+    def linear(self, x: str, module: nn.Linear) -> str:
+        """x: (n, inputs) -> (n, outputs)."""
+        return self.node("Add", product(self, x, module.weight), self.constant(array(module.bias)))
 
 
 def fusion_file(fusion: Fusion) -> bytes:
-    """image, text (n, d), rows of zeros where one is absent -> fused (n, d), normalised (Sec. 4.2.1)."""
+    """The file of the fusion (Sec. 4.2.1): image, text (n, d), zeros where one is absent -> fused (n, d)."""
     g = StandardGraph()
     text = g.node("Relu", g.linear("text", fusion.text_projection_layer))
     image = g.node("Relu", g.linear("image", fusion.image_projection_layer))
@@ -135,7 +144,7 @@ def decoder_files(decoder: Decoder) -> Files:
 
 
 def _open_file(decoder: DecoderGraph) -> bytes:
-    """z (q, d) -> log_probs (q, 1, sizes[0]), and prefix_*, seen_*, linear_* as in `decoder_runtime.State`."""
+    """decoder_open: z (q, d) -> log_probs (q, 1, sizes[0]), prefix_*, seen_*, linear_* as in `State`."""
     g, c = StandardGraph(), decoder.config
     # 1. The only token is 0, the start of every ID: tokens (1, 1, q)
     queries = g.slice(g.node("Shape", "z"), 0, 1, axis=0)
@@ -158,7 +167,7 @@ def _open_file(decoder: DecoderGraph) -> bytes:
 
 
 def _step_file(decoder: DecoderGraph) -> bytes:
-    """codes, parents (q, w) and the outputs of the previous call -> log_probs (q, w, sizes[level]), new_seen_*."""
+    """decoder_step: codes, parents (q, w), outputs of the last call -> log_probs (q, w, sizes[level]), new_seen_*."""
     g, c = StandardGraph(), decoder.config
     zero, one = g.constant(np.array([0])), g.constant(np.array([1]))
     # 1. The level, and its rows of the table. seen_* hold the start of the ID and all codes but the last.
@@ -192,7 +201,7 @@ def _step_file(decoder: DecoderGraph) -> bytes:
 
 
 def _write_scores(g: Graph, decoder: DecoderGraph, start: str, stop: str) -> None:
-    """hidden (1, w, q, d_model) -> log_probs of the table rows from start to stop."""
+    """Scores: hidden (1, w, q, d_model) -> log_probs of the table rows from start to stop."""
     c = decoder.config
     table = g.constant(array(decoder.output_table(slice(None))).T)
     hidden = g.transpose(g.squeeze("hidden", 0), 1, 0, 2)
@@ -214,7 +223,7 @@ def _write_scores(g: Graph, decoder: DecoderGraph, start: str, stop: str) -> Non
 
 
 def encoder_files(encoder: Encoder) -> Files:
-    """The towers of an encoder; none of one that only says which vectors it wants (`ready`)."""
+    """The files of an encoder's towers; none for precomputed vectors."""
     from genius.encoders.clip import ClipEncoder
     from genius.encoders.mini import MiniEncoder
     from genius.encoders.sentence import SentenceEncoder
@@ -227,12 +236,12 @@ def encoder_files(encoder: Encoder) -> Files:
 
 
 def _clip_files(encoder: "ClipEncoder") -> Files:
-    """Pixels as `encoder.pixels` gives them, token ids as `encoder.tokens` does; the texts of a batch equally long."""
+    """Inputs are as from `encoder.pixels` and `encoder.tokens`; the texts of a batch have the same number of tokens."""
     transform, model = encoder.transform, cast(Any, encoder.model)
     if transform.shape is None:
         raise GeniusError(
-            "This SigLIP 2 takes images of any proportions, and resizes its positions for each one, which an ONNX "
-            "file cannot do. Use one of a fixed size (without `naflex` in its name)."
+            "This SigLIP 2 resizes its position embeddings for each image, which an ONNX file cannot express. Use one "
+            "of a fixed image size (without `naflex` in its name)."
         )
 
     def image(pixels: Tensor) -> Tensor:
@@ -251,12 +260,12 @@ def _clip_files(encoder: "ClipEncoder") -> Files:
 
 
 def _vectors(out: Any) -> Tensor:
-    vectors: Tensor = getattr(out, "pooler_output", out)  # older versions of transformers return them bare
+    vectors: Tensor = getattr(out, "pooler_output", out)  # older versions of transformers return them directly
     return vectors.float()
 
 
 def _sentence_files(encoder: "SentenceEncoder") -> Files:
-    """Token ids and mask of the model's own tokenizer."""
+    """Inputs are token ids and mask of the model's own tokenizer."""
 
     def text(ids: Tensor, mask: Tensor) -> Tensor:
         out: Tensor = encoder.model({"input_ids": ids, "attention_mask": mask})["sentence_embedding"]
@@ -270,23 +279,23 @@ def _sentence_files(encoder: "SentenceEncoder") -> Files:
 
 
 def _mini_files(encoder: "MiniEncoder") -> Files:
-    """Backbones and heads together; the texts of a batch have the same number of tokens."""
+    """Backbones and heads in one file each; the texts of a batch have the same number of tokens."""
     from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, build_graph
     from genius.encoders.minilm import MiniLM
 
     heads = encoder.heads
-    given = {
+    features = {
         "map": torch.randn(2, CHANNELS, GRID),
         "pooled": torch.randn(2, POOLED),
         "logits": torch.randn(2, CLASSES),
     }
-    free = {name: {0: "n"} for name in given}
-    head = traced(Tower(heads.encode_image), given, "vectors", free)
+    free = {name: {0: "n"} for name in features}
+    head = traced(Tower(heads.encode_image), features, "vectors", free)
     backbone = onnx.load_from_string(build_graph())
     both = compose.merge_models(
         backbone,
         compose.add_prefix(onnx.load_from_string(head), "head_", rename_inputs=False, rename_outputs=False),
-        io_map=[(name, name) for name in given],
+        io_map=[(name, name) for name in features],
     )
     words = MiniLM()
     ids = torch.tensor(words.tokenize(["a small example"]))
@@ -298,22 +307,23 @@ def _mini_files(encoder: "MiniEncoder") -> Files:
 
 
 class Tower(nn.Module):
-    """A function of tensors as the module that torch's exporter wants."""
+    """A function of tensors as a module, which torch's exporter needs."""
 
     def __init__(self, compute: Any) -> None:
         super().__init__()
         self.compute = compute
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Call the function."""
         out: Tensor = self.compute(*inputs)
         return out
 
 
 def traced(module: nn.Module, inputs: dict[str, Tensor], output: str, free: dict[str, dict[int, str]]) -> bytes:
-    """The ONNX model of one call of a torch module. free: the dimensions of inputs that may differ, by name."""
+    """Trace a torch module to an ONNX model. free: names of the inputs' dynamic axes."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
         file = Path(folder, "traced.onnx")
-        warnings.simplefilter("ignore")  # about the exporter's age, and about shapes that are in fact free
+        warnings.simplefilter("ignore")  # about the older exporter, and about axes that are declared dynamic
         torch.onnx.export(
             module.eval(),
             tuple(inputs.values()),

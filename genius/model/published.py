@@ -1,7 +1,6 @@
-"""The authors' published checkpoints, and UniIR's CLIP, as one model folder of ours.
+"""Converts the authors' published checkpoints, and UniIR's CLIP, to a model folder.
 
-Knows the published files: their tensors' names, and which shapes follow from which. It computes nothing with them, and
-nothing in a file is trusted: only tensors are read (`weights_only=True`), every one of them must have a known name.
+The files are not trusted: only tensors are read (`weights_only=True`), and every tensor must have a known name.
 """
 
 import hashlib
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor
 
 from genius.encoders.base import Encoder
-from genius.encoders.loading import load_encoder
+from genius.encoders.openai_weights import some
+from genius.encoders.precomputed import PrecomputedEncoder
 from genius.errors import BadModel
 from genius.model import t5
 from genius.model.decoder import Decoder, DecoderConfig
@@ -27,19 +27,17 @@ from genius.model.quantizer import MODALITIES, Quantizer
 
 Tensors = dict[str, Tensor]
 
-SHOWN = 5
-"""Names of tensors in a complaint."""
 SOURCES = {
     "rq": "the quantizer, rq_clip_large.pth of the authors of GENIUS",
     "decoder": "the decoder, GENIUS_t5small.pth of the authors of GENIUS",
     "clip": "the encoder, clip_sf_large.pth of UniIR",
 }
 TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-"""The table of the decoder's embeddings, T5's `shared.weight`, under its other names."""
+"""Other names of the decoder's embedding table, T5's `shared.weight`."""
 UNUSED = re.compile(
     r"clip_model\.|contra_projector\.|vq\.|residual_rq\.layers\.\d+\._codebook\.(initted|cluster_size|embed_avg)$"
 )
-"""Tensors without a part in a search: copies, the codebooks' moving averages, and what only training needs."""
+"""Tensors that search does not need: copies, moving averages of the codebooks, and parts for training."""
 
 DECODER: dict[str, tuple[str, ...]] = {
     "prefix_network.0.weight": ("embed_projector.0.weight",),
@@ -49,9 +47,9 @@ DECODER: dict[str, tuple[str, ...]] = {
     "position_bias": ("id_generator.decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
     "final_norm.weight": ("id_generator.decoder.final_layer_norm.weight",),
 }
-"""Our names -> theirs."""
+"""Our names -> published names."""
 BLOCK = {f"{ours}.weight": tuple(f"{name}.weight" for name in theirs) for ours, theirs in t5.BLOCK.items()}
-"""The same, in each block. Several of theirs are stacked into one of ours."""
+"""The same for each block. Several published tensors are concatenated into one of ours."""
 
 
 def convert(
@@ -61,24 +59,30 @@ def convert(
     clip: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] = lambda step: None,
 ) -> Genius:
-    """Makes the model folder `out` of published files, and loads it.
+    """Convert published files to a model folder, and load it.
 
-    rq: the quantizer; without it, the copy of it that the decoder's file holds.
-    clip: the encoder; without it, the model works from image and text vectors that are made elsewhere.
-    tell: is told what is being done.
+    Args:
+        out: Folder to create.
+        rq: File of the quantizer. None: the copy in the decoder's file.
+        decoder: File of the decoder.
+        clip: File of the encoder. None: the model works on precomputed image and text vectors.
+        tell: Called with a sentence at each step.
+
+    Raises:
+        BadModel: A file is missing, damaged or not what it should be, or `out` exists.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadModel(f"{out} exists already. Name a folder that does not, so that nothing is overwritten.")
+        raise BadModel(f"{out} exists already. Give a new folder.")
     files = {name: Path(file) for name, file in (("rq", rq), ("decoder", decoder), ("clip", clip)) if file is not None}
     for name, file in files.items():
         if not file.is_file():
-            raise BadModel(f"There is no file {file}. It should be {SOURCES[name]}; download it, and give its path.")
+            raise BadModel(f"There is no file {file}. It should be {SOURCES[name]}; download it and give its path.")
     tell(f"Reading {files['decoder']}")
     both = read_checkpoint(files["decoder"])
     copied = {name.removeprefix("quantizer."): both.pop(name) for name in list(both) if name.startswith("quantizer.")}
     if rq is None and not copied:
-        raise BadModel(f"{decoder} holds no copy of the quantizer. Give the quantizer's own file too: --rq.")
+        raise BadModel(f"{decoder} holds no copy of the quantizer. Give the quantizer's own file with --rq.")
     if "rq" in files:
         tell(f"Reading {files['rq']}")
         tensors = read_checkpoint(files["rq"])
@@ -99,7 +103,7 @@ def convert(
 
 
 class _Setting:
-    """Stands in for the objects that hold a training's settings, and forgets what it is given."""
+    """Placeholder for objects that hold training settings; discards its content."""
 
     def __setstate__(self, state: object) -> None:
         pass
@@ -109,25 +113,28 @@ SETTINGS = (
     *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.nodes.AnyNode"),
     *("omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata", "typing.Any", "argparse.Namespace"),
 )
-"""What training scripts save beside the tensors. No code of these packages is run: `_Setting` takes their place."""
+"""Classes that training scripts save beside the tensors. `_Setting` replaces them, so that none of their code runs."""
 
 
 def read_checkpoint(file: Path) -> Tensors:
-    """The tensors of a published file, which are under the key "model". Whatever else it holds is not looked at.
+    """The tensors of a published file, which are under the key "model"; the rest is ignored.
 
-    Nothing but tensors, numbers, strings and collections of them is made, so that a file cannot run code.
+    Only tensors, numbers, strings and collections of them are created, so that a file cannot run code.
+
+    Raises:
+        BadModel: The file is damaged, could run code, or has no such tensors.
     """
     allowed: list[Any] = [*((_Setting, name) for name in SETTINGS), dict, list, str, int, float, bool]
     with torch.serialization.safe_globals(allowed):
         try:
-            # Zip files, which torch writes since 1.6, need not be read whole.
+            # Zip files, which torch writes since 1.6, can be memory-mapped.
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
         except pickle.UnpicklingError as error:
             found = re.search(r"GLOBAL ([\w.]+)", str(error))
-            what = f"it asks for {found[1]}" if found else "it is not a file of tensors"
+            what = f"it uses {found[1]}" if found else "it is not a file of tensors"
             raise BadModel(
-                f"{file} was not read, since reading it could run code that it brings along: {what}. "
-                "Download the published file again from where its authors put it."
+                f"{file} was not read, since reading it could run code: {what}. "
+                "Download the published file again from its authors."
             ) from error
         except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
             reason = str(error).partition("\n")[0]
@@ -142,7 +149,7 @@ def read_checkpoint(file: Path) -> Tensors:
 
 
 def _compare(files: Mapping[str, Path], tensors: Tensors, copied: Tensors) -> None:
-    """A decoder can only write codes of the quantizer it was trained with, of which its file holds a copy."""
+    """Check that the decoder was trained with this quantizer, of which its file holds a copy."""
     different = [
         name
         for name, value in copied.items()
@@ -150,8 +157,8 @@ def _compare(files: Mapping[str, Path], tensors: Tensors, copied: Tensors) -> No
     ]
     if different:
         raise BadModel(
-            f"{files['decoder']} was trained with another quantizer than {files['rq']}: {_listed(different)} "
-            f"{'differs' if len(different) == 1 else 'differ'}. Give files that belong together, or leave out --rq to "
+            f"{files['decoder']} was trained with another quantizer than {files['rq']}: {some(different)} "
+            f"{'differs' if len(different) == 1 else 'differ'}. Give matching files, or leave out --rq to "
             "use the quantizer that the decoder's file holds."
         )
 
@@ -160,7 +167,7 @@ def _compare(files: Mapping[str, Path], tensors: Tensors, copied: Tensors) -> No
 
 
 def _quantizer(file: Path, tensors: Tensors) -> tuple[Fusion, Quantizer]:
-    """Fusion and codebooks. Width, levels and codes follow from the shapes."""
+    """Fusion and quantizer; their sizes are inferred from the shapes of tensors."""
     hidden, dim = _shape(file, tensors, "encoder.text_projection_layer.weight", 2)
     numbers = _numbers(tensors, r"residual_rq\.layers\.(\d+)\._codebook\.embed$")
     levels = len(numbers) - 1
@@ -182,7 +189,7 @@ def _quantizer(file: Path, tensors: Tensors) -> tuple[Fusion, Quantizer]:
 
 
 def _decoder(file: Path, tensors: Tensors, quantizer: Quantizer) -> Decoder:
-    """T5 without an encoder. Layers, heads, widths and prefix length follow from the shapes."""
+    """The decoder; its sizes are inferred from the shapes of tensors."""
     rows, d_model = _shape(file, tensors, "id_generator.shared.weight", 2)
     heads = _shape(file, tensors, DECODER["position_bias"][0], 2)[1]
     inner = _shape(file, tensors, "id_generator.decoder.block.0.layer.0.SelfAttention.q.weight", 2)[0]
@@ -212,14 +219,14 @@ def _decoder(file: Path, tensors: Tensors, quantizer: Quantizer) -> Decoder:
     _check(file, tensors, shapes, optional=[f"id_generator.{name}" for name in TIED])
     for name in (f"id_generator.{name}" for name in TIED):
         if name in tensors and not torch.equal(tensors[name], tensors["id_generator.shared.weight"]):
-            raise BadModel(f"{file} has other values in {name} than in id_generator.shared.weight; they must be one.")
+            raise BadModel(f"{file} has other values in {name} than in id_generator.shared.weight; they must be equal.")
     ours = {name: torch.cat([_float(file, tensors, part) for part in parts]) for name, parts in names.items()}
     decoder.load_state_dict(ours)
     return decoder
 
 
 def published_names(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
-    """The names of a decoder's tensors -> the published ones, which are stacked in this order."""
+    """Names of a decoder's tensors -> published names, whose tensors are concatenated in this order."""
     names = dict(DECODER)
     for layer in range(config.layers):
         block = f"id_generator.decoder.block.{layer}."
@@ -229,7 +236,7 @@ def published_names(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
 
 def _encoder(file: Path | None, dim: int, tell: Callable[[str], None]) -> Encoder:
     if file is None:
-        return load_encoder({"kind": "ready", "dim": dim}, {})
+        return PrecomputedEncoder(dim)
     from genius.encoders.clip import OPENAI_TOKENIZER, from_openai, openai_tokenizer
 
     tell(f"Reading {file}")
@@ -249,12 +256,12 @@ def _encoder(file: Path | None, dim: int, tell: Callable[[str], None]) -> Encode
 
 
 def _shape(file: Path, tensors: Tensors, name: str, dimensions: int) -> torch.Size:
-    """Of a tensor that others' shapes follow from."""
+    """Shape of a tensor that must be there."""
     if name not in tensors:
         raise BadModel(f"{file} lacks the tensor {name}; it is not the published checkpoint it should be.")
     shape = tensors[name].shape
     if len(shape) != dimensions or min(shape) < 1:
-        raise BadModel(f"{file}: {name} has the shape {tuple(shape)}, where {dimensions} dimensions are needed.")
+        raise BadModel(f"{file}: {name} has the shape {tuple(shape)}; {dimensions} dimensions are needed.")
     return shape
 
 
@@ -263,7 +270,7 @@ def _numbers(tensors: Iterable[str], pattern: str) -> set[int]:
 
 
 def _check(file: Path, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()) -> None:
-    """Each tensor must be there, and have its shape; there may be no others that matter."""
+    """Check that the file has exactly these tensors and shapes, apart from optional and unused ones."""
     missing = [name for name in shapes if name not in tensors]
     known = {*shapes, *optional}
     unknown = [name for name in tensors if name not in known and not UNUSED.match(name)]
@@ -273,7 +280,7 @@ def _check(file: Path, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], 
         if name in tensors and tuple(tensors[name].shape) != shape
     ]
     problems = [
-        f"{what}: {_listed(names)}"
+        f"{what}: {some(names)}"
         for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", wrong))
         if names
     ]
@@ -282,20 +289,15 @@ def _check(file: Path, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], 
 
 
 def _float(file: Path, tensors: Tensors, name: str) -> Tensor:
-    """In float32, whatever the file has."""
+    """A tensor in float32."""
     value = tensors[name]
     if not value.is_floating_point() or not torch.isfinite(value).all():
         raise BadModel(f"{file}: {name} holds values that are not numbers. The file is damaged; download it again.")
     return value.to(torch.float32, copy=True).contiguous()
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
-
-
 def _card(model: Genius, files: Mapping[str, Path]) -> str:
-    """What the folder is made of, for people."""
+    """README.md of the folder, with digests of the published files."""
     config = model.decoder.config
     lines = [
         "# A published GENIUS model, converted",
@@ -311,5 +313,5 @@ def _card(model: Genius, files: Mapping[str, Path]) -> str:
         with file.open("rb") as opened:
             lines.append(f"| {file.name} | `{hashlib.file_digest(opened, 'sha256').hexdigest()}` |")
     if "clip" not in files:
-        lines += ["", "It has no encoder, and works from image and text vectors that are made elsewhere."]
+        lines += ["", "It has no encoder and works on precomputed image and text vectors."]
     return "\n".join(lines) + "\n"

@@ -372,7 +372,7 @@ class Quantizer(nn.Module):
             )
         bucket = codes.new_zeros(len(codes))
         for level, size in enumerate(self.sizes):  # number the prefixes level by level; cheaper than sorting whole rows
-            bucket = (bucket * size + codes[:, level]).unique(return_inverse=True)[1]
+            _, bucket = torch.unique(bucket * size + codes[:, level], return_inverse=True)
         sharing = torch.bincount(bucket)
         used = [torch.bincount(codes[:, level], minlength=size) for level, size in enumerate(self.sizes)]
         return CodeReport(

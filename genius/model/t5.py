@@ -1,12 +1,9 @@
-"""The decoder as a `transformers` T5, for people who want to load it without this package.
+"""Exports the decoder as a `transformers` T5, for programs without this package.
 
-A `T5ForConditionalGeneration` without encoder layers, whose encoder only norms the prefix embeddings. What T5 cannot
-express is refused with the reason: tables that are not tied, and the linear path of a decoder with `skip`. What it does
-not hold is written beside it: the prefix network (Eq. 9), which makes those embeddings from a query vector, and which
-token stands for which code. T5 normalises over all tokens; a decoder without `whole_vocabulary` does so over a level's
-own codes, and the folder says which of the two was trained.
-
-Knows decoders and T5's names; knows nothing of search, items or models as a whole.
+The result is a `T5ForConditionalGeneration` without encoder layers, whose encoder only norms the prefix embeddings. The
+folder also holds what T5 has no place for: the prefix network (Eq. 9) and the tokens of the codes. T5 cannot express a
+linear head. It normalises over all tokens; a decoder without `whole_vocabulary` normalises over the codes of a level,
+and the folder's README.md says which of the two was trained.
 """
 
 import json
@@ -20,7 +17,7 @@ from torch import Tensor
 from genius.errors import GeniusError
 from genius.model.decoder import SPECIALS, Decoder
 
-BLOCK = {  # our names -> T5's; several of T5's matrices are one of ours
+BLOCK = {  # our names -> T5's; where there are several, ours is their concatenation
     "self_norm": ("layer.0.layer_norm",),
     "self_qkv": ("layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v"),
     "self_out": ("layer.0.SelfAttention.o",),
@@ -41,10 +38,10 @@ tags: [t5, generative-retrieval, semantic-ids]
 
 # Decoder of a GENIUS model, as T5
 
-`T5ForConditionalGeneration` without encoder layers, and beside it `prefix_network.safetensors`, which T5 has no place
-for: it makes the {prefix} embeddings that the decoder attends to from a query vector of {dim} dimensions. `codes.json`
-says which tokens are the codes of a level: code c of level l is the token `starts[l] + c`; an ID is one code of each of
-the {levels} levels, and the first level is the modality (0 image, 1 text, 2 both).
+`T5ForConditionalGeneration` without encoder layers. `prefix_network.safetensors` holds the layer that T5 has no place
+for: it computes the {prefix} embeddings that the decoder attends to from a query vector of {dim} dimensions.
+`codes.json` holds the tokens of the codes: code c of level l is the token `starts[l] + c`. An ID has one code of each
+of the {levels} levels; the first level is the modality (0 image, 1 text, 2 both).
 
 ```python
 import json
@@ -67,9 +64,9 @@ modality = logits[:, about["starts"][0] : about["starts"][1]]               # of
 ```
 
 {normalised}
-Only IDs of items that exist are answers: give `generate` a `prefix_allowed_tokens_fn` that knows them.
+To generate only IDs of existing items, give `generate` a `prefix_allowed_tokens_fn`.
 """
-WHOLE = "It was trained with log-probabilities over all tokens: `logits.log_softmax(-1)` is right as it stands.\n"
+WHOLE = "It was trained with log-probabilities over all tokens: use `logits.log_softmax(-1)`.\n"
 LEVELS = (
     "It was trained with log-probabilities over a level's own codes: take the level's logits first, then their "
     "`log_softmax`.\n`generate` normalises over all tokens, and its scores differ from those of this model.\n"
@@ -89,7 +86,7 @@ def as_t5(decoder: Decoder, without_linear_head: bool = False) -> Any:
     try:
         from transformers import T5Config, T5ForConditionalGeneration
     except ImportError as error:
-        raise GeniusError('A T5 needs transformers: pip install "genius-search[clip]"') from error
+        raise GeniusError('T5 needs the package transformers. Install it: pip install "genius-search[clip]"') from error
     config = decoder.config
     if config.linear_head and not without_linear_head:
         raise GeniusError(
@@ -120,7 +117,7 @@ def as_t5(decoder: Decoder, without_linear_head: bool = False) -> Any:
 
 
 def t5_weights(decoder: Decoder) -> dict[str, Tensor]:
-    """T5's names -> the decoder's weights."""
+    """The decoder's weights by T5's names."""
     state = decoder.state_dict()
     table = state["table"]
     weights = {
@@ -141,7 +138,11 @@ def t5_weights(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def save_t5(decoder: Decoder, folder: str | os.PathLike[str]) -> None:
-    """Writes a folder for `T5ForConditionalGeneration.from_pretrained`, with what T5 does not hold beside it."""
+    """Write a folder for `T5ForConditionalGeneration.from_pretrained`, with the prefix network and a README.md.
+
+    Raises:
+        GeniusError: transformers is not installed, or T5 cannot express the decoder.
+    """
     t5, config, folder = as_t5(decoder), decoder.config, Path(folder)
     t5.save_pretrained(folder)
     network = decoder.prefix_network.state_dict()
