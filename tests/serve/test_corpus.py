@@ -391,15 +391,16 @@ def test_more_connections_than_are_allowed_are_turned_away_until_some_are_gone(
 
 
 @pytest.mark.slow
-def test_connections_that_never_finish_are_ended_by_the_server(server: RunningServer) -> None:
-    """With the default settings: heads within ten seconds, bodies within thirty."""
+def test_bodies_that_never_finish_are_ended_by_the_server(server: RunningServer) -> None:
+    """With the default settings, after thirty seconds. Slow heads are left to a reverse proxy (docs/security.md)."""
 
     async def all_at_once() -> list[bytes]:
-        unfinished = [data for name, data in raw_requests().items() if name not in ("pipelined", "nothing")]
+        head = f"HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {JSON}\r\nContent-Length: 100\r\n\r\n"
+        unfinished = [f"{method} {path} {head}{{".encode() for method, path in ROUTES]
         return list(await asyncio.gather(*(exchange(server.port, data) for data in unfinished)))
 
     for answer in asyncio.run(all_at_once()):
-        assert all(status < 500 for status in statuses_of(answer)), answer[:500]
+        assert statuses_of(answer) == [408]
 
 
 def test_headers_of_a_stranger_change_nothing(client: httpx.Client) -> None:
