@@ -11,16 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from genius.data.items import Modality
-from genius.data.mbeir import (
-    Candidate,
-    Instruction,
-    MBQuery,
-    Task,
-    write_global_pool,
-    write_instructions,
-    write_pool,
-    write_queries,
-)
+from genius.data.mbeir import Candidate, Instruction, MBQuery, Task
+from genius.data.mbeir_writer import write_global_pool, write_instructions, write_pool, write_queries
 from genius.errors import BadData
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}

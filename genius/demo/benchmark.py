@@ -10,17 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from genius.data.items import Modality
-from genius.data.mbeir import (
-    TASKS,
-    Candidate,
-    Instruction,
-    MBQuery,
-    Task,
-    write_global_pool,
-    write_instructions,
-    write_pool,
-    write_queries,
-)
+from genius.data.mbeir import TASKS, Candidate, Instruction, MBQuery, Task
+from genius.data.mbeir_writer import write_global_pool, write_instructions, write_pool, write_queries
 from genius.demo.collection import (
     ARTISTS,
     Emoji,

@@ -16,7 +16,8 @@ import tiny_clip
 from serving import running_server
 from tiny_benchmark import write_tiny_benchmark
 
-from genius.data.mbeir import Benchmark, Task, write_global_pool, write_instructions, write_pool, write_queries
+from genius.data.mbeir import Benchmark, Task
+from genius.data.mbeir_writer import write_global_pool, write_instructions, write_pool, write_queries
 
 pytestmark = pytest.mark.slow
 

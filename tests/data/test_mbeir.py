@@ -6,18 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius.data.items import Modality
-from genius.data.mbeir import (
-    TASKS,
-    Benchmark,
-    Candidate,
-    Instruction,
-    MBQuery,
-    Task,
-    write_global_pool,
-    write_instructions,
-    write_pool,
-    write_queries,
-)
+from genius.data.mbeir import TASKS, Benchmark, Candidate, Instruction, MBQuery, Task
+from genius.data.mbeir_writer import write_global_pool, write_instructions, write_pool, write_queries
 from genius.errors import BadData
 
 IMAGE, TEXT, PAIR = Modality.IMAGE, Modality.TEXT, Modality.IMAGE_TEXT

@@ -13,7 +13,8 @@ from PIL import Image
 
 from genius.data.images import load_image
 from genius.data.items import Item, Modality
-from genius.data.mbeir import Candidate, Task, write_global_pool, write_pool
+from genius.data.mbeir import Candidate, Task
+from genius.data.mbeir_writer import write_global_pool, write_pool
 from genius.data.readers import read_items
 from genius.errors import BadData, BadImage, BadItem
 

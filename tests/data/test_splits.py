@@ -8,7 +8,8 @@ import pytest
 from tiny_benchmark import DATASET, prompt, write_tiny_benchmark
 
 from genius.data.items import Modality, Query, clean_text
-from genius.data.mbeir import TASKS, Benchmark, Candidate, Task, write_global_pool, write_pool, write_queries
+from genius.data.mbeir import TASKS, Benchmark, Candidate, Task
+from genius.data.mbeir_writer import write_global_pool, write_pool, write_queries
 from genius.data.splits import SplitData, Vocabulary, read_split
 from genius.errors import BadData
 

@@ -15,7 +15,8 @@ from rich.console import Console
 from tiny_benchmark import COLOURS, DATASET, SHAPES, write_tiny_benchmark
 
 from genius.data.items import Modality
-from genius.data.mbeir import Benchmark, Candidate, Task, write_instructions, write_pool
+from genius.data.mbeir import Benchmark, Candidate, Task
+from genius.data.mbeir_writer import write_instructions, write_pool
 from genius.data.splits import SplitData, TaskData
 from genius.errors import BadData, BadModel, GeniusError
 from genius.evaluation import evaluate as module

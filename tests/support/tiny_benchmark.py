@@ -6,18 +6,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from genius.data.items import Modality
-from genius.data.mbeir import (
-    TASKS,
-    Benchmark,
-    Candidate,
-    Instruction,
-    MBQuery,
-    Task,
-    write_global_pool,
-    write_instructions,
-    write_pool,
-    write_queries,
-)
+from genius.data.mbeir import TASKS, Benchmark, Candidate, Instruction, MBQuery, Task
+from genius.data.mbeir_writer import write_global_pool, write_instructions, write_pool, write_queries
 
 DATASET = "shapes"
 COLOURS = {
