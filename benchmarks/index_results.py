@@ -67,7 +67,7 @@ class IndexResults:
     machine: str = ""
     about: dict[str, str] = field(default_factory=dict)  # collection -> what is in it
     rows: dict[Key, Row] = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)  # model -> codes given to so many items a second
+    rates: dict[str, float] = field(default_factory=dict)  # model -> items per second that get codes
     skipped: dict[str, str] = field(default_factory=dict)  # what -> why
 
     @classmethod

@@ -29,7 +29,7 @@ BLOCK = 65_536
 
 @dataclass(frozen=True)
 class Material:
-    """A collection and queries for it. Its first items are a smaller collection: the same, whatever the larger one is.
+    """A collection and queries for it. The first n items do not depend on the size of the collection.
 
     make_model: gives the model, a new one each time, so that it can be made for a number of threads.
     codes: (n, levels) uint16; embeddings: (n, dim) float16, as an index keeps them; queries: (q, dim) float32 each.

@@ -95,7 +95,7 @@ def measure(run: Path, name: str, sizes: list[int], threads: int, console: Conso
         console.print(
             "[yellow]* Other processes were running: these results are not reliable. Run again on an idle machine.[/]"
         )
-    console.print(f"Encoding a query of ten words takes {1000 * one_query:.1f} ms more, whatever the method.")
+    console.print(f"Encoding a query of ten words takes {1000 * one_query:.1f} ms more, with every method.")
     console.print(f"Written: {run / 'scale.json'}")
 
 

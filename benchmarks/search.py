@@ -10,7 +10,7 @@ is found; bytes an item; seconds to build; and, beside our modes, the physical l
 - `paper`: the paper's size, random weights and drawn IDs (material.py says how), against the published path
   (published.py) with the same weights. Faiss is not compared here, because random weights find nothing.
 - `mini`: the bundled model on real vectors, mixed to the sizes asked for, against Faiss flat (by matrix products for
-  batches, whatever is quickest for single queries), HNSW and IVF-PQ on the same vectors, with as many bytes for IVF-PQ
+  batches, the faster way for single queries), HNSW and IVF-PQ on the same vectors, with as many bytes for IVF-PQ
   as our IDs take; against the published path with the layers of `mini`; and against encoding a text query.
   RUN is a run of `genius evaluate`, which lends its vectors; without one, sentences are encoded.
 
@@ -55,10 +55,10 @@ from genius.search.trie import Trie
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000,100000"
 BEAM, K, BUDGET = 50, 10, 1000
 BASELINES = ("flat", "hnsw", "ivfpq")
-LONGEST_BUILD = 900.0  # seconds, unless told
+LONGEST_BUILD = 900.0  # seconds (default)
 PROBE = 10_000  # items of the graph that tells how long a larger one takes, if none is known
 TURN = 0.3  # seconds a method has the machine for, or one run if that takes longer
-ALWAYS, NEVER = 1, 1_000_000  # Faiss compares by matrix products from so many on
+ALWAYS, NEVER = 1, 1_000_000  # number of queries from which Faiss uses matrix products
 
 Run = Callable[[], object]
 

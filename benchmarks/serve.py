@@ -8,7 +8,7 @@ again as soon as it has its answer. No text is asked twice: each is made of some
 
 - `together`: as it comes;
 - `one by one`: the same with `--max-batch 1`, so that every query is encoded and answered alone;
-- `memory`: so many requests to a fresh service, and the memory that it has before and after them.
+- `memory`: the memory of a new service before and after many requests.
 
 Results go to OUT/serve.json after each load. Run it on an idle machine: rows during which other processes were at work
 are marked.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
 
-LOOKED_AT = 20  # every so many answers, one is read wholly
+READ_EVERY = 20  # one answer in 20 is parsed completely
 TIMEOUT = 60.0  # seconds without an answer
 
 
@@ -122,7 +122,7 @@ class _Client(asyncio.Protocol):
     def _look_at(self, answer: bytes) -> None:
         if not answer.startswith(b"HTTP/1.1 200") or b'"hits":[{' not in answer:
             self._found.errors.append(answer[-300:].decode(errors="replace"))
-        elif len(self._found.times) % LOOKED_AT == 0:
+        elif len(self._found.times) % READ_EVERY == 0:
             told = json.loads(answer.partition(b"\r\n\r\n")[2])
             self._found.batches.append(told["batch"])
             for stage, seconds in told["seconds"].items():

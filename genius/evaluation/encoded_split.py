@@ -34,7 +34,7 @@ class EvaluationSplit:
         texts: Unique texts.
         images: Paths of unique images.
         prompts: Task name -> for each prompt of the task, the texts of its queries (n,). Empty with one prompt.
-        digest: Identifies the content of the whole split, whatever tasks and queries were selected.
+        digest: Identifies the content of the whole split, independent of the selected tasks and queries.
     """
 
     data: SplitData
