@@ -81,7 +81,7 @@ class CandidatePool:
         if method in BASELINES:
             return float(self._baseline(method).bytes_per_item)
         vector, codes = 4.0 * self.vectors.image.shape[1], id_bytes(self.model.decoder_runtime.config.sizes)
-        stored = {"generate": codes, "codes": codes, "rerank": codes + vector, "fast": codes + vector}
+        stored: dict[str, float] = {"generate": codes, "codes": codes, "rerank": codes + vector, "fast": codes + vector}
         return float(stored.get(method, vector))
 
     def rank(self, method: str, target: int, k: int) -> Rank:

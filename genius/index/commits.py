@@ -103,7 +103,9 @@ def replace_all(dataset: lance.LanceDataset, header: Header, tables: Iterable[pa
     schema = pa.schema([*header.schema(), *field_columns], metadata=header.schema().metadata)
     added: list[FragmentMetadata] = []
     for table in tables:
-        added += write_fragments(table.cast(schema), dataset.uri, mode="overwrite", **_STORAGE)
+        added += write_fragments(
+            table.cast(schema), dataset.uri, mode="overwrite", return_transaction=False, **_STORAGE
+        )
     return files.commit(dataset, lance.LanceOperation.Overwrite(schema, added))
 
 
