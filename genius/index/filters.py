@@ -53,26 +53,26 @@ def check_filter(where: str, hidden: Collection[str] = ()) -> None:
         token = _TOKEN.match(where, position)
         if token is None:
             raise _refused(where, f"{where[position]!r} at character {position + 1} is not allowed")
-        text, kind = token[0], token.lastgroup
-        if kind == "quoted" and before is not None and before.lastgroup == "word":
+        text, group = token[0], token.lastgroup
+        if group == "quoted" and before is not None and before.lastgroup == "word":
             raise _refused(where, f"there must be a space before {text}")
-        if kind == "quoted" and text.count("%") + text.count("_") > MAX_WILDCARDS:
+        if group == "quoted" and text.count("%") + text.count("_") > MAX_WILDCARDS:
             raise _refused(where, f"a value may hold at most {MAX_WILDCARDS} of the characters % and _")
         called = previous if text == "(" and previous and previous.lastgroup in ("word", "quoted") else None
         if called and called[0].lower() not in _BEFORE_BRACKETS:
             raise _refused(where, f"there is no function {called[0]}; there are {', '.join(FUNCTIONS)}")
-        doubled = kind == "quoted" and before is not None and before.lastgroup == "quoted"  # an escaped quote
+        doubled = group == "quoted" and before is not None and before.lastgroup == "quoted"  # an escaped quote
         if previous and not called and not doubled and _ends_value(previous) and _begins_value(token, previous):
             raise _refused(where, f"there is no operator such as = or AND before {text}")
-        name = text.strip("`").lower() if kind == "word" or text[0] == "`" else ""
+        name = text.strip("`").lower() if group == "word" or text[0] == "`" else ""
         if name.startswith("_") or name in hidden:
             raise _refused(where, f"there is no field {text}")
         minus = (
             text[0] == "-" and previous is not None and previous[0] not in "(,"
         )  # not the sign of a number in a list
-        operations += kind in ("word", "operator") or minus
+        operations += group in ("word", "operator") or minus
         before, position = token, token.end()
-        previous = previous if kind == "space" else token
+        previous = previous if group == "space" else token
     if operations > MAX_OPERATIONS:
         raise GeniusError(
             f"The filter has {operations} names and operators; at most {MAX_OPERATIONS} are allowed. Write a list of "

@@ -62,5 +62,5 @@ def to_strings(ids: Sequence[str]) -> pa.Array:
 
 
 def _hash(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """(n,) int64. Python's hash is seeded anew in every process, so nobody can choose ids that collide."""
+    """(n,) int64. Python seeds its hash at random in every process, so nobody can choose ids that collide."""
     return np.fromiter(map(hash, ids.to_pylist()), np.int64, len(ids))
