@@ -157,7 +157,7 @@ def _open_file(decoder: DecoderGraph) -> bytes:
     decoder.write_blocks(g, past=False)
     bounds = [g.constant(decoder.row_bounds[i : i + 1]) for i in (0, 1)]
     _write_scores(g, decoder, *bounds)
-    # 3. Outputs; those that would be empty are left out
+    # 3. Outputs, without empty ones
     outputs: dict[str, Shape] = {"log_probs": ["q", 1, c.sizes[0]]}
     outputs |= decoder.prefix_shapes | decoder.seen_shapes(1, "q")
     outputs |= {"linear_logits": ["q", 1, c.vocabulary]} if c.linear_head else {}
