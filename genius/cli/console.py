@@ -1,4 +1,4 @@
-"""What the commands share: printing, help texts, and the arguments that several of them take."""
+"""Shared by the commands: printing, help texts, and common arguments."""
 
 import json
 import os
@@ -24,7 +24,7 @@ NICENESS = 5
 
 FILTER = "SQL over id, text, modality and metadata fields; genius index info lists the fields."
 MODEL = "Name of the bundled model, a model folder, or OWNER/NAME on the Hugging Face hub."
-IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.", show_default=False)]
+IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 ModelName = Annotated[str, typer.Option("--model", help=MODEL)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 AtVersion = Annotated[
@@ -33,13 +33,19 @@ AtVersion = Annotated[
         "--version",
         metavar="N",
         help="Read an older version of the index; genius index versions lists them.",
-        show_default=False,
     ),
 ]
-IdsFrom = Annotated[
-    Path | None, typer.Option("--ids-from", metavar="FILE", help="Text file with one id per line.", show_default=False)
+NamedIndexes = Annotated[
+    list[str],
+    typer.Argument(metavar="[NAME=]INDEX", help="Folder of an index, optionally with a name. May be repeated."),
 ]
-Where = Annotated[str | None, typer.Option(help=f"Only items that match this filter: {FILTER}", show_default=False)]
+Tasks = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Comma-separated list of tasks, or of prefixes of their names. Default: all."),
+]
+Beam = Annotated[int, typer.Option(help="Width of the beam search.")]
+Budget = Annotated[int, typer.Option(help="Maximum number of candidates that mode fast ranks.")]
+Where = Annotated[str | None, typer.Option(help=f"Only items that match this filter: {FILTER}")]
 
 
 def examples(*commands: str, notes: str = "") -> str:
@@ -77,32 +83,28 @@ def split_names(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def read_ids(file: Path) -> list[str]:
-    """The lines of a file, without empty ones.
-
-    Raises:
-        BadData: The file cannot be read as UTF-8.
-    """
+def read_text(file: Path) -> str:
+    """The content of a UTF-8 file."""
     try:
-        return [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line]
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
-        raise BadData(f"{file} cannot be read ({error}). Give a text file in UTF-8 with one id per line.") from error
+        raise BadData(f"{file} cannot be read ({error}). Give a text file in UTF-8.") from error
+
+
+def read_ids(file: Path | None) -> list[str] | None:
+    """The lines of a file, without empty ones."""
+    return None if file is None else [line for line in read_text(file).split("\n") if line]
 
 
 def open_index(path: Path, version: int | None = None) -> "Index":
-    """Opens an index. Imported here, so that help texts need no heavy modules."""
+    """Opens an index."""
     from genius.index.index import Index
 
     return Index.open(path, version=version)
 
 
 def named_indexes(given: list[str]) -> dict[str, Path]:
-    """Name -> folder of each NAME=INDEX or INDEX. An INDEX alone is named after its folder, without the suffix.
-
-    Raises:
-        GeniusError: An argument has neither form, or two indexes have the same name.
-        BadIndex: A folder is not an index.
-    """
+    """Name -> folder of each NAME=INDEX or INDEX. An INDEX alone is named after its folder, without the suffix."""
     paths: dict[str, Path] = {}
     for one in given:
         name, equals, folder = one.partition("=")

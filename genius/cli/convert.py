@@ -16,16 +16,13 @@ EPILOG = examples(
 
 
 def convert(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to create.", show_default=False)],
-    decoder: Annotated[
-        Path, typer.Option(metavar="FILE", help="Decoder of GENIUS, GENIUS_t5small.pth.", show_default=False)
-    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Model folder to create.")],
+    decoder: Annotated[Path, typer.Option(metavar="FILE", help="Decoder of GENIUS, GENIUS_t5small.pth.")],
     rq: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="Quantizer of GENIUS, rq_clip_large.pth. Default: the copy inside the decoder's file.",
-            show_default=False,
         ),
     ] = None,
     clip: Annotated[
@@ -33,7 +30,6 @@ def convert(
         typer.Option(
             metavar="FILE",
             help="Encoder of UniIR, clip_sf_large.pth. Without it the model accepts vectors only.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from genius.cli.console import ModelName, examples, say, split_names, stdout
+from genius.cli.console import Beam, Budget, ModelName, Tasks, examples, say, split_names, stdout
 from genius.cli.train import RESUME, Benchmarks, Cache
 from genius.search.options import SearchOptions
 
@@ -17,13 +17,11 @@ EVALUATE_EPILOG = examples(
 )
 ABLATE_EPILOG = examples("genius ablate data/mbeir --out ablations --quick", notes=RESUME)
 REPORT_EPILOG = examples("genius report runs/mini ablations --out report.html")
-Limit = Annotated[
-    int | None, typer.Option(metavar="N", help="Use N random queries per task. Default: all.", show_default=False)
-]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Use N random queries per task. Default: all.")]
 
 
 def evaluate(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder in M-BEIR layout.", show_default=False)],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder in M-BEIR layout.")],
     model: ModelName = "mini",
     split: Annotated[str, typer.Option(help="Split of the benchmark: val or test.")] = "test",
     setting: Annotated[
@@ -36,30 +34,20 @@ def evaluate(
             help="Comma-separated list of methods (default: all but the baselines). Exact search: exact, "
             "exact-modality, fused. GENIUS: generate, rerank, fast, codes (fast without embeddings). Baselines, which "
             "need Faiss: hnsw, ivfpq, opq, rq. Groups: baselines, all.",
-            show_default=False,
         ),
     ] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Comma-separated list of tasks, or of prefixes of their names. Default: all.",
-            show_default=False,
-        ),
-    ] = None,
+    tasks: Tasks = None,
     prompts: Annotated[
         str, typer.Option(help="first: the first prompt of each task. all: mean and spread over all prompts.")
     ] = "first",
-    beam: Annotated[int, typer.Option(help="Width of the beam search.")] = SearchOptions.beam,
-    budget: Annotated[
-        int, typer.Option(help="Maximum number of candidates that mode fast ranks.")
-    ] = SearchOptions.budget,
+    beam: Beam = SearchOptions.beam,
+    budget: Budget = SearchOptions.budget,
     int8: Annotated[bool, typer.Option("--int8", help="Search with 8-bit decoder weights.")] = False,
     device: Annotated[str, typer.Option(help="Device of the encoder, such as cuda.")] = "cpu",
     limit: Limit = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for results, TREC files and vectors; genius report reads it.", show_default=False),
+        typer.Option(help="Folder for results, TREC files and vectors; genius report reads it."),
     ] = None,
 ) -> None:
     """Measure the recall of exact search, of the search modes and of baselines on a benchmark."""
@@ -100,9 +88,7 @@ def _methods(names: str) -> list[str]:
 
 def ablate(
     data: Benchmarks,
-    out: Annotated[
-        Path, typer.Option(help="Folder for trained parts and results; genius report reads it.", show_default=False)
-    ],
+    out: Annotated[Path, typer.Option(help="Folder for trained parts and results; genius report reads it.")],
     model: Annotated[
         str, typer.Option(help="Model whose stage-1 vectors are used: the bundled model's name, or a folder.")
     ] = "mini",
@@ -110,7 +96,7 @@ def ablate(
     quick: Annotated[bool, typer.Option("--quick", help="Shorter trainings, fewer queries: under an hour.")] = False,
     rows: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Comma-separated list of ablations. Default: all.", show_default=False),
+        typer.Option(metavar="LIST", help="Comma-separated list of ablations. Default: all."),
     ] = None,
     limit: Limit = None,
 ) -> None:
@@ -123,7 +109,7 @@ def ablate(
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Folders of genius evaluate and genius ablate.", show_default=False),
+        typer.Argument(metavar="RUN", help="Folders of genius evaluate and genius ablate."),
     ],
     out: Annotated[Path, typer.Option(help="HTML page to write; a Markdown file is written beside it.")] = Path(
         "report.html"

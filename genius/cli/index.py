@@ -22,7 +22,6 @@ from genius.cli.console import (
     SOME_BAD,
     AsJson,
     AtVersion,
-    IdsFrom,
     IndexPath,
     ModelName,
     Where,
@@ -52,7 +51,6 @@ SOURCE = typer.Argument(
     metavar="SOURCE",
     help="Folders of images (with captions in .txt or .json files beside them), CSV, JSONL or Parquet files, or M-BEIR "
     "candidate pools.",
-    show_default=False,
 )
 BAD_ITEMS = "Exit status 2: some items were bad. They are listed; the other items are in the index."
 RESUME = "Interrupted? Run the same command again: items that are in the index are not encoded again."
@@ -97,9 +95,7 @@ def index_create(
 )
 def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
     """Add new items to an index. Unchanged items are skipped; a changed item needs upsert."""
-    lower_priority()
-    items = _read(sources)
-    _add(open_index(path), items, replace=False)
+    _add(open_index(path), _read(sources), replace=False)
 
 
 @index_app.command(
@@ -108,9 +104,7 @@ def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
 )
 def index_upsert(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
     """Add items to an index and replace those with the same id. Unchanged items are skipped."""
-    lower_priority()
-    items = _read(sources)
-    _add(open_index(path), items, replace=True)
+    _add(open_index(path), _read(sources), replace=True)
 
 
 def _read(sources: list[Path]) -> Iterator["Item | BadItem"]:
@@ -121,6 +115,7 @@ def _read(sources: list[Path]) -> Iterator["Item | BadItem"]:
 
 
 def _add(index: "Index", items: Iterator["Item | BadItem"], replace: bool) -> NoReturn:
+    lower_priority()
     start = time.perf_counter()
     try:
         report = (index.upsert if replace else index.add)(items, progress=True)
@@ -164,13 +159,11 @@ def _show_bad(bad: list[BadItem], what: str) -> None:
 )
 def index_delete(
     path: IndexPath,
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="Ids of the items to delete.", show_default=False)
-    ] = None,
-    ids_from: IdsFrom = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of the items to delete.")] = None,
+    ids_from: Annotated[Path | None, typer.Option(metavar="FILE", help="Text file with one id per line.")] = None,
 ) -> None:
     """Delete items from an index. Image files outside the index are not touched."""
-    chosen = [*(ids or []), *([] if ids_from is None else read_ids(ids_from))]
+    chosen = [*(ids or []), *(read_ids(ids_from) or [])]
     if not chosen:
         raise BadData("There is nothing to delete: no id was given. Give ids, or a file of ids with --ids-from.")
     index = open_index(path)
@@ -201,7 +194,7 @@ def _name_missing(missing: Sequence[str]) -> None:
 )
 def index_get(
     path: IndexPath,
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the items to show.", show_default=False)],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the items to show.")],
     version: AtVersion = None,
     as_json: AsJson = False,
 ) -> None:
@@ -217,7 +210,7 @@ def index_get(
 )
 def index_filter(
     path: IndexPath,
-    where: Annotated[str, typer.Argument(metavar="WHERE", help=FILTER, show_default=False)],
+    where: Annotated[str, typer.Argument(metavar="WHERE", help=FILTER)],
     limit: Annotated[int, typer.Option(help="Maximum number of items.")] = 100,
     version: AtVersion = None,
     as_json: AsJson = False,
@@ -249,16 +242,17 @@ def index_info(path: IndexPath, version: AtVersion = None, as_json: AsJson = Fal
 
 
 def _in_words(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(
-            f"{name} ({about})" if isinstance(about, str) else f"{about:,} {name}" for name, about in value.items()
-        )
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, list | tuple):
-        return " x ".join(map(str, value))
+    match value:
+        case dict():
+            return ", ".join(
+                f"{about:,} {name}" if isinstance(about, int) else f"{name} ({about})" for name, about in value.items()
+            )
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case tuple():
+            return " x ".join(map(str, value))
     return str(value)
 
 
@@ -319,22 +313,20 @@ def index_verify(
 
 
 def _show_problems(index: "Index", problems: "list[IndexProblem]") -> None:
-    counts: Counter[str] = Counter()
-    shown: list[IndexProblem] = []
-    for problem in problems:
-        counts[problem.kind] += 1
-        if counts[problem.kind] <= SHOWN:
-            shown.append(problem)
-    if not counts:
+    if not problems:
         stdout().print(Text(f"{index.path} is in order: {len(index):,} items.", style="green"))
         return
-    for problem in shown:
-        complain(problem.message if problem.id is None else f"{problem.id}: {problem.message}")
+    counts = Counter(problem.kind for problem in problems)
+    shown: list[IndexProblem] = []
     for kind, count in counts.items():
+        first = [problem for problem in problems if problem.kind == kind][:SHOWN]
+        for problem in first:
+            complain(problem.message if problem.id is None else f"{problem.id}: {problem.message}")
         if count > SHOWN:
             complain(f"... and {count - SHOWN:,} more {kind} problems; --json lists them all.")
+        shown += first
     listed = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-    complain(f"{counts.total():,} {'problem' if counts.total() == 1 else 'problems'}: {listed}.")
+    complain(f"{len(problems):,} {'problem' if len(problems) == 1 else 'problems'}: {listed}.")
     complain("To repair:")
     for repair in list(dict.fromkeys(problem.repair for problem in shown))[:SHOWN]:
         complain(f"  {repair}")
@@ -350,9 +342,7 @@ def _show_problems(index: "Index", problems: "list[IndexProblem]") -> None:
 )
 def index_reindex(
     path: IndexPath,
-    model: Annotated[
-        str | None, typer.Option(help=f"{MODEL} Default: the model of the index.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Option(help=f"{MODEL} Default: the model of the index.")] = None,
 ) -> None:
     """Encode all items again from their texts and images, to repair an index or to change its model."""
     from genius.model.genius import Genius
@@ -376,8 +366,7 @@ def index_compact(
     keep: Annotated[float, typer.Option(metavar="DAYS", min=0, help="Keep versions younger than this.")] = 1.0,
 ) -> None:
     """Merge small files, and remove old versions and leftovers of interrupted writes."""
-    index = open_index(path)
-    report = index.compact(timedelta(days=keep))
+    report = open_index(path).compact(timedelta(days=keep))
     say(
         f"{report.files_merged:,} small files merged, {report.versions_removed:,} old versions removed, "
         f"{report.bytes_removed:,} bytes freed."
@@ -394,10 +383,10 @@ def index_compact(
 )
 def index_export(
     path: IndexPath,
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="New file or folder to write.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="New file or folder to write.")],
     format: Annotated[
         str | None,
-        typer.Option(help="jsonl, parquet or mbeir. Default: by the suffix of OUT.", show_default=False),
+        typer.Option(help="jsonl, parquet or mbeir. Default: by the suffix of OUT."),
     ] = None,
     copy_images: Annotated[
         bool, typer.Option("--copy-images", help="Copy the images, so that the export can be moved.")

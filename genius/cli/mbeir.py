@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from genius.cli.console import SHOWN, AsJson, complain, examples, print_json, say, split_names, stdout
+from genius.cli.console import SHOWN, AsJson, Tasks, complain, examples, print_json, say, split_names, stdout
 
 if TYPE_CHECKING:
     from genius.data.mbeir_check import CheckReport, TaskCounts
@@ -27,16 +27,9 @@ mbeir_app = typer.Typer(
     ),
 )
 def mbeir_check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder in M-BEIR layout.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder in M-BEIR layout.")],
     splits: Annotated[str, typer.Option(metavar="LIST", help="Comma-separated list of splits.")] = "train,val,test",
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Comma-separated list of tasks, or of prefixes of their names. Default: all.",
-            show_default=False,
-        ),
-    ] = None,
+    tasks: Tasks = None,
     images: Annotated[int, typer.Option(metavar="N", min=0, help="Open N random images of each file.")] = 100,
     as_json: AsJson = False,
 ) -> None:
@@ -69,25 +62,12 @@ def mbeir_karpathy(
 
 
 def _as_dict(found: "CheckReport") -> dict[str, object]:
-    rows = [
-        {
-            "task": row.task.name,
-            "split": row.split,
-            "queries": row.queries,
-            "relevant": row.relevant,
-            "candidates": row.candidates,
-        }
-        for row in found.rows
-    ]
+    counts = ("split", "queries", "relevant", "candidates")
+    same = ("whole", "global_pools", "missing", "damaged", "differing", "images")
     return {
-        "whole": found.whole,
-        "tasks": rows,
-        "global_pools": found.global_pools,
+        **{name: getattr(found, name) for name in same},
+        "tasks": [{"task": row.task.name} | {name: getattr(row, name) for name in counts} for row in found.rows],
         "absent": [f"{split}: {task}" for split, task in found.absent],
-        "missing": found.missing,
-        "damaged": found.damaged,
-        "differing": found.differing,
-        "images": found.images,
     }
 
 

@@ -1,10 +1,6 @@
 """The command `genius mcp`."""
 
-from typing import Annotated
-
-import typer
-
-from genius.cli.console import examples, named_indexes
+from genius.cli.console import NamedIndexes, examples, named_indexes
 from genius.errors import MissingExtra
 
 EPILOG = examples(
@@ -14,23 +10,12 @@ EPILOG = examples(
 )
 
 
-def mcp(
-    indexes: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NAME=]INDEX",
-            help="Folder of an index, optionally with a name. May be repeated.",
-            show_default=False,
-        ),
-    ],
-) -> None:
+def mcp(indexes: NamedIndexes) -> None:
     """Let an assistant search indexes: a Model Context Protocol server on standard input and output."""
     paths = named_indexes(indexes)
     try:
         from genius.integrations.mcp import serve
-    except ImportError as error:
-        if (error.name or "").split(".")[0] not in ("mcp", "mcp_types", "anyio", "pydantic"):
-            raise
+    except ModuleNotFoundError as error:
         raise MissingExtra("genius mcp", "mcp") from error
 
     serve(paths)

@@ -6,23 +6,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from genius.cli.console import MODEL, examples, say
-from genius.errors import BadData
+from genius.cli.console import MODEL, examples, read_text, say
 
 model_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Publish a model, or export it for other programs."
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False)]
-Name = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Name of the model on the hub.", show_default=False)]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)]
+Name = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Name of the model on the hub.")]
 Run = Annotated[
     Path | None,
-    typer.Option(help="Folder of genius evaluate --out with results of this model.", show_default=False),
+    typer.Option(help="Folder of genius evaluate --out with results of this model."),
 ]
-License = Annotated[
-    str | None, typer.Option(help="Short name of the license on the hub, such as mit.", show_default=False)
-]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to.", show_default=False)]
+License = Annotated[str | None, typer.Option(help="Short name of the license on the hub, such as mit.")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to.")]
 
 
 @model_app.command("push", epilog=examples("genius model push my-model me/my-model --run runs/mine"))
@@ -30,9 +27,7 @@ def model_push(
     model: Model,
     name: Name,
     run: Run = None,
-    card: Annotated[
-        Path | None, typer.Option(help="README.md to use instead of a generated model card.", show_default=False)
-    ] = None,
+    card: Annotated[Path | None, typer.Option(help="README.md to use instead of a generated model card.")] = None,
     license: License = None,
     private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
 ) -> None:
@@ -43,16 +38,9 @@ def model_push(
 
     check_name(name)
     loaded = Genius.from_pretrained(model)
-    text = make_card(loaded, name, run, license) if card is None else _read_card(card)
+    text = make_card(loaded, name, run, license) if card is None else read_text(card)
     address = loaded.push_to_hub(name, text, private)
     say(f'Published as {address}. Others load it with Genius.from_pretrained("{name}").')
-
-
-def _read_card(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise BadData(f"{file} cannot be read as a model card ({error}). Give a text file in UTF-8.") from error
 
 
 @model_app.command("card", epilog=examples("genius model card my-model me/my-model --run runs/mine"))

@@ -12,6 +12,8 @@ from rich.text import Text
 from genius.cli.console import (
     AsJson,
     AtVersion,
+    Beam,
+    Budget,
     IndexPath,
     Where,
     busy,
@@ -37,7 +39,7 @@ EPILOG = examples(
 
 def search(
     path: IndexPath,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="Text of the query.", show_default=False)] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="Text of the query.")] = None,
     image: Annotated[Path | None, typer.Option(help="Image of the query, alone or with a text.")] = None,
     target: Annotated[str | None, typer.Option(help="Modality of the hits: image, text or pair. Default: any.")] = None,
     instruction: Annotated[
@@ -51,14 +53,12 @@ def search(
             "(GENIUS^R of the paper). generate: rank the generated IDs by probability (GENIUS of the paper)."
         ),
     ] = SearchOptions.mode,
-    beam: Annotated[int, typer.Option(help="Width of the beam search.")] = SearchOptions.beam,
-    budget: Annotated[
-        int, typer.Option(help="Maximum number of candidates that mode fast ranks.")
-    ] = SearchOptions.budget,
+    beam: Beam = SearchOptions.beam,
+    budget: Budget = SearchOptions.budget,
     where: Where = None,
     ids_from: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Only items whose id is a line of this file.", show_default=False),
+        typer.Option(metavar="FILE", help="Only items whose id is a line of this file."),
     ] = None,
     version: AtVersion = None,
     as_json: AsJson = False,
@@ -67,10 +67,9 @@ def search(
     from genius.data.items import Query
 
     query = Query(text=text, image=image, instruction=instruction, target=target)
-    ids = None if ids_from is None else read_ids(ids_from)
     with busy("Searching. The first search on a machine takes about ten seconds longer, to compile the kernels."):
         hits = open_index(path, version).search(
-            query, k=k, mode=cast(Mode, mode), beam=beam, budget=budget, ids=ids, where=where
+            query, k=k, mode=cast(Mode, mode), beam=beam, budget=budget, ids=read_ids(ids_from), where=where
         )
     if as_json:
         own = ({"score": hit.score, "modality": hit.modality.label, "codes": list(hit.codes)} for hit in hits)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from genius.cli.console import complain, examples, named_indexes, say
+from genius.cli.console import NamedIndexes, complain, examples, named_indexes, say
 from genius.errors import GeniusError, MissingExtra
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ EPILOG = examples(
     "keys, too.\n\nWithout keys everyone who can connect may read, and programs on this machine (127.0.0.1) may write."
     "\n\nRequests that name no index use the first one.",
 )
-PACKAGES = {"fastapi", "starlette", "uvicorn", "multipart", "python_multipart", "prometheus_client"}
 
 
 def _show_new_key(given: bool) -> None:
@@ -37,31 +36,23 @@ def _show_new_key(given: bool) -> None:
 
 
 def serve(
-    indexes: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NAME=]INDEX",
-            help="Folder of an index, optionally with a name. May be repeated.",
-            show_default=False,
-        ),
-    ],
+    indexes: NamedIndexes,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all network interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.", min=0, max=65535)] = 8000,
     keys: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File of keys: read KEY or write KEY on each line.", show_default=False),
+        typer.Option(metavar="FILE", help="File of keys: read KEY or write KEY on each line."),
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse all writes.")] = False,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Another host name of this machine. May be repeated.", show_default=False),
+        typer.Option(metavar="NAME", help="Another host name of this machine. May be repeated."),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
             help="A site whose pages may send requests, such as https://example.org. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     rate_limit: Annotated[
@@ -85,9 +76,7 @@ def serve(
         from genius.serve.keys import others_can_read, read_keys
         from genius.serve.server import listen, run
         from genius.serve.settings import Settings
-    except ImportError as error:
-        if (error.name or "").split(".")[0] not in PACKAGES:
-            raise
+    except ModuleNotFoundError as error:
         raise MissingExtra("genius serve", "serve") from error
     from genius.index.index import Index
 

@@ -48,7 +48,7 @@ def test_push_asks_for_owner_and_name(folder: str) -> None:
 
 
 def test_push_asks_for_a_card_that_can_be_read(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(GeniusError, match="cannot be read as a model card"):
+    with pytest.raises(GeniusError, match=r"none\.md cannot be read"):
         run("push", folder, "someone/tiny", "--card", str(tmp_path / "none.md"))
 
 
