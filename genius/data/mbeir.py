@@ -131,20 +131,12 @@ class Benchmark:
             raise BadData(f"{self.root / 'query' / split}: no queries for {task.name}. See tasks({split!r}).")
         return self._mixed_queries(path, task, split)
 
-    def pool(self, task: Task, split: str) -> list[Candidate]:
-        """Read the candidates of a task. M-BEIR has none for train: use `global_pool("train")`."""
-        return list(self.iter_pool(task, split))
-
-    def iter_pool(self, task: Task, split: str) -> Iterator[Candidate]:
-        """Like `pool`, one candidate at a time, for pools that do not fit into memory."""
+    def pool(self, task: Task, split: str) -> Iterator[Candidate]:
+        """Read the candidates of a task one by one. M-BEIR has none for train: use `global_pool("train")`."""
         return _parse(self.pool_file(task, split), parse_candidate)
 
-    def global_pool(self, split: str) -> list[Candidate]:
-        """Read the candidates of all tasks together (the universal setting)."""
-        return list(self.iter_global_pool(split))
-
-    def iter_global_pool(self, split: str) -> Iterator[Candidate]:
-        """Like `global_pool`, one candidate at a time: the published test pool has 5.6 million."""
+    def global_pool(self, split: str) -> Iterator[Candidate]:
+        """Read the candidates of all tasks together (the universal setting) one by one: test has 5.6 million."""
         return _parse(self._file(global_pool_path(split)), parse_candidate)
 
     def qrels(self, task: Task, split: str) -> dict[str, set[str]]:
@@ -238,6 +230,9 @@ class Benchmark:
         return path
 
 
+LINE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadItem)
+"""Errors that a malformed line of a JSONL file can cause."""
+
 Row = TypeVar("Row")
 
 
@@ -249,7 +244,7 @@ def _parse(path: Path, make: Callable[[dict[str, Any]], Row | None]) -> Iterator
                 continue
             try:
                 made = make(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadItem) as error:
+            except LINE_ERRORS as error:
                 raise BadData(f"{path}, line {number}: {describe_line_error(line, error)}") from error
             if made is not None:
                 yield made

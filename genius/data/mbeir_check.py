@@ -5,10 +5,12 @@ rounded numbers: 99K fits 98,500 to 99,999.
 """
 
 import json
+import os
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from genius.data.mbeir import (
     INSTRUCTIONS,
+    LINE_ERRORS,
     Benchmark,
     Task,
     describe_line_error,
@@ -29,7 +32,7 @@ from genius.data.mbeir import (
     qrels_path,
     read_qrels,
 )
-from genius.errors import BadData, BadItem
+from genius.errors import BadData
 
 SPLITS = ("train", "val", "test")
 TABLE = """
@@ -63,19 +66,12 @@ class PublishedCounts:
     candidates: str
 
 
-def _published() -> dict[Task, PublishedCounts]:
-    rows = (line.split() for line in TABLE.strip().splitlines())
-    return {
-        Task(name, int(task)): PublishedCounts(
-            dict(zip(SPLITS, cells[:3], strict=True)),
-            dict(zip(SPLITS, map(float, cells[3:6]), strict=True)),
-            cells[6],
-        )
-        for name, task, *cells in rows
-    }
-
-
-PUBLISHED = _published()
+PUBLISHED = {
+    Task(row[0], int(row[1])): PublishedCounts(
+        dict(zip(SPLITS, row[2:5], strict=True)), dict(zip(SPLITS, map(float, row[5:8]), strict=True)), row[8]
+    )
+    for row in map(str.split, TABLE.strip().splitlines())
+}
 
 
 def span(published: str) -> tuple[float, float]:
@@ -155,274 +151,222 @@ def check(
     Raises:
         BadData: The folder is not in M-BEIR layout, or there is no such split or task.
     """
-    for split in splits:
-        if split not in SPLITS:
-            raise BadData(f"There is no split {split!r} in M-BEIR; it has {', '.join(SPLITS)}.")
+    unknown = next((split for split in splits if split not in SPLITS), None)
+    if unknown is not None:
+        raise BadData(f"There is no split {unknown!r} in M-BEIR; it has {', '.join(SPLITS)}.")
     benchmark = Benchmark(root)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not show, transient=True) as bar:
-        return _Check(benchmark, splits, tasks, images, bar).run()
+        work = _Check(benchmark, tasks, images, bar)
+        work.check_instructions(dict.fromkeys(task for split in splits for task in work.tasks(split)))
+        for split in splits:
+            work.check_split(split)
+    if tasks and not work.report.rows and not work.report.absent:
+        raise BadData(f"No task begins with {' or '.join(tasks)}. Names are like mscoco_task0.")
+    work.report.images = len(work.opened)
+    return work.report
 
 
-@dataclass
-class _Read:
-    """Contents of a query file or a pool. ids, positives: sorted hashes."""
+_Record = tuple[str, str | None, Sequence[str], int | None]  # id, image path, relevant candidates, task id
 
-    count: int = 0
-    ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    positives: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    by_task: Counter[int | None] = field(default_factory=Counter)
-    relevant: Counter[int | None] = field(default_factory=Counter)
+
+@dataclass(frozen=True)
+class _Contents:
+    """A query file or a pool. ids, positives: sorted hashes. queries, relevant: counts by task id, if it is stated."""
+
+    count: int
+    ids: np.ndarray
+    positives: np.ndarray
+    queries: Counter[int | None]
+    relevant: Counter[int | None]
 
 
 class _Check:
-    def __init__(
-        self, benchmark: Benchmark, splits: Sequence[str], tasks: Sequence[str] | None, images: int, bar: Progress
-    ) -> None:
-        self.benchmark, self.splits, self.images, self.bar = benchmark, splits, images, bar
+    """State of one `check` call."""
+
+    def __init__(self, benchmark: Benchmark, tasks: Sequence[str] | None, images: int, bar: Progress) -> None:
+        self.benchmark, self.root, self.images, self.bar = benchmark, benchmark.root, images, bar
         self.chosen = tuple(tasks) if tasks else None
-        self.found = CheckReport()
+        self.report = CheckReport()
         self.random = random.Random(0)
-        self.pools: dict[Path, _Read] = {}
+        self.contents: dict[Path, _Contents] = {}
         self.opened: set[str] = set()
-        self.work = bar.add_task("checking", total=self._bytes())
+        self.work = bar.add_task("checking")
 
-    def run(self) -> CheckReport:
-        self._check_instructions()
-        for split in self.splits:
-            self._check_split(split)
-        if self.chosen and not self.found.rows and not self.found.absent:
-            raise BadData(f"No task begins with {' or '.join(self.chosen)}. Names are like mscoco_task0.")
-        self.found.images = len(self.opened)
-        return self.found
-
-    # Which files
-
-    def _chosen_tasks(self, split: str) -> list[Task]:
+    def tasks(self, split: str) -> list[Task]:
         """Return the published tasks and those with files, if they are chosen."""
         there = {Task(name, id) for name, id in self.benchmark.query_files(split) if id is not None}
         every = [*PUBLISHED, *sorted(there - PUBLISHED.keys(), key=lambda task: task.name)]
         return [task for task in every if self.chosen is None or task.name.startswith(self.chosen)]
 
-    def _pool(self, task: Task, split: str) -> Path | None:
-        """Return the pool of a task; None if it is missing."""
+    def check_instructions(self, tasks: Iterable[Task]) -> None:
+        if not (self.root / INSTRUCTIONS).is_file():
+            self.report.missing.append(INSTRUCTIONS)
+            return
+        for task in tasks:
+            try:
+                self.benchmark.prompts(task.dataset, task.query_modality, task.target_modality)
+            except BadData as error:
+                self._damaged(str(error))
+
+    def check_split(self, split: str) -> None:
+        files = self.benchmark.query_files(split)
+        union = None
+        if self._exists(global_pool_path(split)):
+            union = self._pool(self.root / global_pool_path(split))
+            self.report.global_pools[split] = union.count
+            if split == "test" and self.chosen is None:
+                self._compare(global_pool_path(split), "candidates", union.count, GLOBAL_COUNT)
+        for task in self.tasks(split):
+            own_file = files.get((task.dataset, task.task_id))
+            self._check_task(task, split, own_file, files.get((task.dataset, None)), union)
+        for (dataset, _), path in files.items():
+            queries = self.contents.get(path)
+            if queries is not None:
+                self._check_inside(path, "relevant candidates", queries.positives, union, "the global pool")
+                if queries.queries[None]:
+                    published = [row.queries[split] for task, row in PUBLISHED.items() if task.dataset == dataset]
+                    self._compare(f"{dataset}, {split}, all tasks", "queries", queries.count, *published)
+
+    def _check_task(
+        self, task: Task, split: str, own_file: Path | None, mixed_file: Path | None, union: _Contents | None
+    ) -> None:
+        """Check the files of a task in one split, and add its counts to the report."""
+        pool_file = None
+        if split != "train":
+            with suppress(BadData):
+                pool_file = self.benchmark.pool_file(task, split)
+        query_file = own_file or mixed_file
+        if query_file is None and pool_file is None:
+            self.report.absent.append((split, task.name))
+            return
+        contents = pool = None
+        if query_file is None:
+            self.report.missing.append(f"query/{split}/mbeir_{task.name}_{split}.jsonl")
+        else:
+            contents = self._queries(query_file, task, mixed=own_file is None)
+        if split != "train":
+            self._check_qrels(qrels_path(task.name, split), contents)
+            if pool_file is None:
+                of_split = f"_{split}" if task.dataset == "mscoco" else ""
+                self.report.missing.append(f"cand_pool/local/mbeir_{task.name}{of_split}_cand_pool.jsonl")
+            else:
+                pool = self._pool(pool_file)
+                if split == "test":
+                    self._check_inside(pool_file, "candidates", pool.ids, union, "the global pool")
+        if own_file and contents:
+            self._check_inside(own_file, "relevant candidates", contents.positives, pool, "the pool of the task")
+        queries = contents.queries[task.task_id] if contents and not contents.queries[None] else None
+        relevant = contents.relevant[task.task_id] / queries if contents and queries else None
+        counts = TaskCounts(task, split, queries, relevant, None if pool is None else pool.count)
+        self.report.rows.append(counts)
+        if counts.published is not None:
+            self._compare(f"{task.name}, {split}", "queries", queries, counts.published.queries[split])
+            self._compare(f"{task.name}, {split}", "candidates", counts.candidates, counts.published.candidates)
+
+    def _check_qrels(self, name: str, queries: _Contents | None) -> None:
+        if not self._exists(name):
+            return
         try:
-            return self.benchmark.pool_file(task, split)
-        except BadData:
-            return None
+            qids = np.unique(np.fromiter((hash(qid) for qid, _, _ in read_qrels(self.root / name)), np.int64))
+        except BadData as error:
+            self._damaged(str(error))
+            return
+        if queries is None:
+            return
+        for ids, others, what in (
+            (queries.ids, qids, "not in it"),
+            (qids, queries.ids, "in it but not in the query file"),
+        ):
+            if lost := len(np.setdiff1d(ids, others, assume_unique=True)):
+                self._damaged(f"{name}: {lost:,} queries are {what}. Download queries and qrels again.")
 
-    def _global_pool(self, split: str) -> Path:
-        return self.benchmark.root / global_pool_path(split)
+    def _check_inside(self, path: Path, what: str, ids: np.ndarray, pool: _Contents | None, where: str) -> None:
+        if pool is not None and (lost := len(np.setdiff1d(ids, pool.ids, assume_unique=True))):
+            self._damaged(f"{path}: {lost:,} {what} are not in {where}. Download both files again.")
 
-    def _bytes(self) -> int:
-        """Return the size of all files to read."""
-        files: set[Path] = set()
-        for split in self.splits:
-            names, tasks = self.benchmark.query_files(split), self._chosen_tasks(split)
-            files |= {path for (name, id), path in names.items() if id is None or Task(name, id) in tasks}
-            files |= {pool for task in tasks if (pool := self._pool(task, split))} | {self._global_pool(split)}
-        return sum(path.stat().st_size for path in files if path.is_file())
+    def _compare(self, where: str, what: str, count: int | None, *published: str) -> None:
+        if count is not None and published and not fits(count, *published):
+            self.report.differing.append(f"{where}: {count:,} {what}; the paper has {' + '.join(published)}.")
+
+    def _exists(self, name: str) -> bool:
+        found = (self.root / name).is_file()
+        if not found:
+            self.report.missing.append(name)
+        return found
+
+    def _damaged(self, sentence: str) -> None:
+        sentence = sentence.replace(f"{self.root}{os.sep}", "")
+        if sentence not in self.report.damaged:
+            self.report.damaged.append(sentence)
 
     # Reading
 
-    def _records(self, path: Path, make: Callable[[dict[str, Any]], Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Yield each readable line, as JSON and converted by `make`; report the first that is not."""
-        first, bad, unseen = "", 0, 0
-        self.bar.update(self.work, description=path.name)
+    def _queries(self, path: Path, task: Task, mixed: bool) -> _Contents:
+        def parse(row: dict[str, Any]) -> _Record:
+            query, task_id = parse_query(row, task), row.get("task_id") if mixed else task.task_id
+            return query.qid, query.image_path, query.positives, None if task_id is None else int(task_id)
+
+        return self._read(path, parse)
+
+    def _pool(self, path: Path) -> _Contents:
+        def parse(row: dict[str, Any]) -> _Record:
+            candidate = parse_candidate(row)
+            return candidate.did, candidate.image_path, (), None
+
+        return self._read(path, parse)
+
+    def _read(self, path: Path, parse: Callable[[dict[str, Any]], _Record]) -> _Contents:
+        """Read a file once. Report lines that cannot be read, repeated ids, and images that cannot be opened."""
+        if path in self.contents:
+            return self.contents[path]
+        ids, positives = array("q"), array("q")
+        queries: Counter[int | None] = Counter()
+        relevant: Counter[int | None] = Counter()
+        images: list[str] = []  # a random sample
+        seen = bad = 0
+        first = ""
+        self.bar.reset(self.work, description=path.name, total=path.stat().st_size)
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                unseen += len(line)
-                if unseen > 1 << 20:
-                    self.bar.advance(self.work, unseen)
-                    unseen = 0
+                if not number % 4096:
+                    self.bar.update(self.work, completed=file.tell())
                 if line.isspace():
                     continue
                 try:
-                    row = json.loads(line)
-                    made = make(row)
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadItem) as error:
+                    id, image, dids, task_id = parse(json.loads(line))
+                except LINE_ERRORS as error:
                     first = first or f"line {number}: {describe_line_error(line, error)}"
                     bad += 1
                     continue
-                yield row, made
-        self.bar.advance(self.work, unseen)
+                ids.append(hash(id))
+                positives.extend(map(hash, dids))
+                queries[task_id] += 1
+                relevant[task_id] += len(dids)
+                if image is not None:
+                    seen += 1
+                    if len(images) < self.images:
+                        images.append(image)
+                    elif (place := self.random.randrange(seen)) < self.images:
+                        images[place] = image
+        unique = np.unique(np.frombuffer(ids, np.int64))
         if bad:
-            self.found.damaged.append(f"{self._name(path)}, {first}" + (f" ({bad:,} such lines)" if bad > 1 else ""))
-
-    def _queries(self, path: Path, task: Task, mixed: bool) -> _Read:
-        read, ids, positives, sample = _Read(), array("q"), array("q"), _Sample(self.images, self.random)
-        for row, query in self._records(path, lambda row: parse_query(row, task)):
-            id = row.get("task_id") if mixed else task.task_id
-            id = None if id is None else int(id)
-            read.by_task[id] += 1
-            read.relevant[id] += len(query.positives)
-            ids.append(hash(query.qid))
-            positives.extend(map(hash, query.positives))
-            sample.add(query.image_path)
-        read.positives = np.unique(np.frombuffer(positives, np.int64))
-        return self._finish(path, read, ids, sample)
-
-    def _candidates(self, path: Path) -> _Read:
-        if path not in self.pools:
-            ids, sample = array("q"), _Sample(self.images, self.random)
-            for _, candidate in self._records(path, parse_candidate):
-                ids.append(hash(candidate.did))
-                sample.add(candidate.image_path)
-            self.pools[path] = self._finish(path, _Read(), ids, sample)
-        return self.pools[path]
-
-    def _finish(self, path: Path, read: _Read, ids: "array[int]", sample: "_Sample") -> _Read:
-        read.count, read.ids = len(ids), np.unique(np.frombuffer(ids, np.int64))
-        if twice := read.count - len(read.ids):
-            self.found.damaged.append(f"{self._name(path)}: {twice:,} ids are repeated. Download the file again.")
-        self._check_images(path, sample.kept)
-        return read
-
-    def _check_images(self, path: Path, names: Sequence[str]) -> None:
-        bad = [name for name in names if not self._opens(name)]
-        if bad:
-            self.found.damaged.append(
-                f"{self._name(path)}: {len(bad):,} of {len(names):,} images cannot be opened, such as "
-                f"{bad[0]}. Unpack the image archive again."
+            self._damaged(f"{path}, {first}" + (f" ({bad:,} such lines)" if bad > 1 else ""))
+        if repeated := len(ids) - len(unique):
+            self._damaged(f"{path}: {repeated:,} ids are repeated. Download the file again.")
+        if closed := [image for image in images if not self._opens(image)]:
+            self._damaged(
+                f"{path}: {len(closed):,} of {len(images):,} images cannot be opened, such as {closed[0]}. Unpack "
+                "the image archive again."
             )
+        found = np.unique(np.frombuffer(positives, np.int64))
+        self.contents[path] = _Contents(len(ids), unique, found, queries, relevant)
+        return self.contents[path]
 
-    def _opens(self, name: str) -> bool:
-        self.opened.add(name)
+    def _opens(self, image: str) -> bool:
+        self.opened.add(image)
         try:
-            with Image.open(self.benchmark.root / name):
+            with Image.open(self.root / image):
                 return True
         except (OSError, ValueError, Image.DecompressionBombError):
             return False
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.benchmark.root).as_posix()
-
-    # Comparing
-
-    def _check_instructions(self) -> None:
-        try:
-            rows = {(r.dataset.casefold(), r.query_modality, r.cand_modality) for r in self.benchmark.instructions}
-        except BadData as error:
-            there = (self.benchmark.root / INSTRUCTIONS).is_file()
-            (self.found.damaged if there else self.found.missing).append(str(error) if there else INSTRUCTIONS)
-            return
-        for task in sorted(
-            {task for split in self.splits for task in self._chosen_tasks(split)}, key=lambda task: task.name
-        ):
-            if (task.dataset, task.query_modality, task.target_modality) not in rows:
-                kind = f"{task.query_modality.label} -> {task.target_modality.label}"
-                self.found.damaged.append(f"{INSTRUCTIONS}: no row for {task.dataset}, {kind}.")
-
-    def _check_split(self, split: str) -> None:
-        files, whole = self.benchmark.query_files(split), self._global_pool(split)
-        whole_pool = None
-        if whole.is_file():
-            whole_pool = self._candidates(whole)
-            self.found.global_pools[split] = whole_pool.count
-            if split == "test" and self.chosen is None and not fits(whole_pool.count, GLOBAL_COUNT):
-                self._differs(self._name(whole), "candidates", whole_pool.count, GLOBAL_COUNT)
-        else:
-            self.found.missing.append(self._name(whole))
-        mixed: dict[str, _Read] = {}
-        for task in self._chosen_tasks(split):
-            path, pool = files.get((task.dataset, task.task_id)), self._pool(task, split)
-            together = files.get((task.dataset, None))
-            if path is None and together is None and (split == "train" or pool is None):
-                self.found.absent.append((split, task.name))
-                continue
-            read = None
-            if path is not None:
-                read = self._queries(path, task, mixed=False)
-            elif together is not None:
-                if task.dataset not in mixed:
-                    mixed[task.dataset] = self._queries(together, task, mixed=True)
-                    self._check_positives(self._name(together), mixed[task.dataset], None, whole_pool)
-                read = mixed[task.dataset]
-            else:
-                self.found.missing.append(f"query/{split}/mbeir_{task.name}_{split}.jsonl")
-            self._check_task(task, split, path, read, pool, whole_pool)
-        for dataset, read in mixed.items():
-            self._check_sum(dataset, split, read)
-
-    def _check_task(
-        self, task: Task, split: str, path: Path | None, read: _Read | None, pool: Path | None, whole_pool: _Read | None
-    ) -> None:
-        """Check the pool and the qrels of a task in one split, and add its counts to the report."""
-        own = None
-        if split != "train":
-            if pool is None:
-                of_split = f"_{split}" if task.dataset == "mscoco" else ""
-                self.found.missing.append(f"cand_pool/local/mbeir_{task.name}{of_split}_cand_pool.jsonl")
-            else:
-                own = self._candidates(pool)
-            self._check_qrels(task, split, read)
-        if read is not None and path is not None:
-            self._check_positives(self._name(path), read, own, whole_pool)
-        if own is not None and whole_pool is not None and split == "test":
-            self._check_inside(self._name(pool or Path()), "candidates", own.ids, whole_pool, "the global pool")
-        queries = read.by_task[task.task_id] if read and not read.by_task[None] else None
-        relevant = read.relevant[task.task_id] / queries if read and queries else None
-        row = TaskCounts(task, split, queries, relevant, own.count if own else None)
-        self.found.rows.append(row)
-        if row.published is not None:
-            published = row.published.queries[split]
-            if queries is not None and not fits(queries, published):
-                self._differs(f"{task.name}, {split}", "queries", queries, published)
-            if own is not None and not fits(own.count, row.published.candidates):
-                self._differs(f"{task.name}, {split}", "candidates", own.count, row.published.candidates)
-
-    def _check_qrels(self, task: Task, split: str, read: _Read | None) -> None:
-        name = qrels_path(task.name, split)
-        path = self.benchmark.root / name
-        if not path.is_file():
-            self.found.missing.append(name)
-            return
-        asked = array("q")
-        try:
-            asked.extend(hash(qid) for qid, _, _ in read_qrels(path))
-        except BadData as error:
-            self.found.damaged.append(str(error).replace(str(path), name))
-            return
-        if read is not None:
-            here = np.unique(np.frombuffer(asked, np.int64))
-            for ids, others, what in (
-                (read.ids, here, "not in it"),
-                (here, read.ids, "in it but not in the query file"),
-            ):
-                if lost := int((~np.isin(ids, others, assume_unique=True)).sum()):
-                    self.found.damaged.append(f"{name}: {lost:,} queries are {what}. Download queries and qrels again.")
-
-    def _check_positives(self, name: str, read: _Read, own: _Read | None, whole_pool: _Read | None) -> None:
-        for pool, what in ((own, "the pool of the task"), (whole_pool, "the global pool")):
-            if pool is not None:
-                self._check_inside(name, "relevant candidates", read.positives, pool, what)
-
-    def _check_inside(self, name: str, what: str, ids: np.ndarray, pool: _Read, where: str) -> None:
-        if lost := int((~np.isin(ids, pool.ids, assume_unique=True)).sum()):
-            self.found.damaged.append(f"{name}: {lost:,} {what} are not in {where}. Download both files again.")
-
-    def _check_sum(self, dataset: str, split: str, read: _Read) -> None:
-        """Compare the sum of several tasks, for a file whose lines do not state the task."""
-        published = [row.queries[split] for task, row in PUBLISHED.items() if task.dataset == dataset]
-        if read.by_task[None] and published and not fits(read.count, *published):
-            self._differs(f"{dataset}, {split}, all tasks", "queries", read.count, " + ".join(published))
-
-    def _differs(self, where: str, what: str, count: int, published: str) -> None:
-        self.found.differing.append(f"{where}: {count:,} {what}; the paper has {published}.")
-
-
-class _Sample:
-    """A uniform random sample of a stream of names (reservoir sampling)."""
-
-    def __init__(self, size: int, generator: random.Random) -> None:
-        self.size, self.random, self.seen = size, generator, 0
-        self.kept: list[str] = []
-
-    def add(self, name: str | None) -> None:
-        if name is None:
-            return
-        self.seen += 1
-        if len(self.kept) < self.size:
-            self.kept.append(name)
-        elif (place := self.random.randrange(self.seen)) < self.size:
-            self.kept[place] = name

@@ -107,7 +107,7 @@ def read_split(
 
     def read_pool(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> list[str]:
         """Return the dids of a pool. The published global val pool lacks candidates that are relevant to no query."""
-        pool = benchmark.iter_pool(task, split)
+        pool = benchmark.pool(task, split)
         return [one.did if one.did in rows or split != "val" else add(benchmark, one, rows) for one in pool]
 
     def read_task(benchmark: Benchmark, task: Task, rows: dict[str, int]) -> TaskData:
@@ -134,7 +134,7 @@ def read_split(
         if split not in benchmark.splits():
             raise BadData(f"{benchmark.root} has no {split} queries; it has {', '.join(benchmark.splits())}.")
         rows: dict[str, int] = {}
-        for candidate in benchmark.iter_global_pool(split):
+        for candidate in benchmark.global_pool(split):
             add(benchmark, candidate, rows)
         tasks += [read_task(benchmark, task, rows) for task in benchmark.tasks(split)]
     return SplitData(tasks, dids, np.array(text), np.array(image))

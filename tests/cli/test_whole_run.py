@@ -59,7 +59,7 @@ def slice_of(bench: Benchmark, folder: Path) -> Path:
     (folder / "images").symlink_to((bench.root / "images").resolve())
     write_instructions(folder, bench.instructions)
     for split, n in QUERIES.items():
-        everything = {candidate.did: candidate for candidate in bench.iter_global_pool(split)}
+        everything = {candidate.did: candidate for candidate in bench.global_pool(split)}
         kept = {}
         for task in bench.tasks(split):
             queries = bench.queries(task, split)[:n]
@@ -112,7 +112,7 @@ def test_from_a_benchmark_to_a_service(bench: Benchmark, tmp_path: Path) -> None
     task: Task = bench.tasks("test")[0]
     pools = sorted((bench.root / "cand_pool" / "global").glob("*_test_*.jsonl"))
     genius("index", "create", index, pools[0], "--model", model)
-    assert int(genius("index", "count", index)) == len(bench.global_pool("test"))
+    assert int(genius("index", "count", index)) == sum(1 for _ in bench.global_pool("test"))
 
     genius("evaluate", bench.root, "--model", model, "--out", run, "--tasks", task.name, "--setting", "local")
     assert (run / "results" / f"local.{task.name}.fast.json").exists()

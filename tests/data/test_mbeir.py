@@ -136,8 +136,8 @@ def test_queries_of_one_task_in_a_mixed_file(root):
 def test_pool_is_named_with_or_without_the_split(root):
     bench = Benchmark(root)
     assert [candidate.did for candidate in bench.pool(Task("mscoco", 0), "test")] == ["9:10", "9:11", "9:12"]
-    assert bench.pool(Task("cirr", 7), "test") == [Candidate("8:5", None, "images/5.jpg", IMAGE)]
-    assert next(bench.iter_global_pool("train")) == Candidate("2:7", "a text", None, TEXT)
+    assert list(bench.pool(Task("cirr", 7), "test")) == [Candidate("8:5", None, "images/5.jpg", IMAGE)]
+    assert next(bench.global_pool("train")) == Candidate("2:7", "a text", None, TEXT)
 
 
 def test_qrels_keep_the_relevant(root):
@@ -175,7 +175,7 @@ def test_items_and_queries_point_to_the_images_and_carry_the_prompt(root):
         ("no queries for mscoco_task3", lambda bench: bench.queries(Task("mscoco", 3), "test")),
         ("mbeir_mscoco_task3_test_cand_pool.jsonl", lambda bench: bench.pool(Task("mscoco", 3), "test")),
         (r'use global_pool\("train"\)', lambda bench: bench.pool(Task("webqa", 1), "train")),
-        ("mbeir_union_test_cand_pool.jsonl", lambda bench: bench.iter_global_pool("test")),
+        ("mbeir_union_test_cand_pool.jsonl", lambda bench: bench.global_pool("test")),
         ("mbeir_mscoco_task3_test_qrels.txt", lambda bench: bench.qrels(Task("mscoco", 3), "test")),
     ],
 )
@@ -217,7 +217,7 @@ def test_broken_line_is_named_by_file_and_number(root, line, words):
     good = path.read_bytes()
     path.write_bytes(good + line.encode("utf-8", "surrogateescape") + b"\n")
     with pytest.raises(BadData, match=words) as caught:
-        Benchmark(root).global_pool("train")
+        list(Benchmark(root).global_pool("train"))
     assert f"{path}, line 4: " in str(caught.value)
 
 
@@ -279,7 +279,7 @@ def test_what_is_written_is_read_back_equal(tmp_path_factory, queries, candidate
     bench = Benchmark(root)
     assert bench.tasks("val") == [task]
     assert bench.queries(task, "val") == queries
-    assert bench.pool(task, "val") == bench.global_pool("val") == pool
+    assert list(bench.pool(task, "val")) == list(bench.global_pool("val")) == pool
     assert bench.qrels(task, "val") == {query.qid: set(query.positives) for query in queries if query.positives}
 
 
@@ -337,5 +337,5 @@ def test_the_real_benchmark():
             }
             assert len(bench.prompts(task.dataset, task.query_modality, task.target_modality)) == 4
     assert len(bench.tasks("test")) == 10
-    first = next(candidate for candidate in bench.iter_global_pool("train") if candidate.image_path)
+    first = next(candidate for candidate in bench.global_pool("train") if candidate.image_path)
     assert Path(bench.image(first.image_path)).is_file()

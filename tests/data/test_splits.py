@@ -36,7 +36,7 @@ def test_a_vocabulary_numbers_each_name_once_and_nothing_with_minus_one() -> Non
 
 def test_candidates_are_the_global_pool(bench: Benchmark) -> None:
     data, texts, images = read(bench)
-    pool = bench.global_pool("test")
+    pool = list(bench.global_pool("test"))
     assert data.dids == [one.did for one in pool]
     for row, one in enumerate(pool):
         assert named(texts, data.text[row]) == (clean_text(one.text) or None)

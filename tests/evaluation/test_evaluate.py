@@ -59,7 +59,7 @@ class Expected:
 
 def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: str, split: str = "test") -> Expected:
     """One query after another, every candidate scored and sorted."""
-    pool = bench.pool(task, split) if setting == "local" else bench.global_pool(split)
+    pool = list(bench.pool(task, split) if setting == "local" else bench.global_pool(split))
     if method == "exact-modality":
         pool = [one for one in pool if one.modality == task.target_modality]
     items = model.encode_items([bench.item(one) for one in pool])
@@ -138,7 +138,7 @@ def test_the_querys_own_image_is_no_answer(model: Genius, bench: Benchmark) -> N
     """From image to image with the same instruction for all, the nearest is the image itself."""
     task = Task(DATASET, 4)
     query = bench.queries(task, "test")[0]
-    pool = bench.pool(task, "test")
+    pool = list(bench.pool(task, "test"))
     items = model.encode_items([bench.item(one) for one in pool])
     images = model.encode_queries([bench.query(query)]).image
     assert pool[int(np.argmax(items.image @ images[0]))].image_path == query.image_path

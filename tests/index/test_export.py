@@ -103,7 +103,7 @@ def test_an_mbeir_folder_comes_back_but_for_fields_with_names_of_its_own(index, 
     assert contents(again) == before
     assert answers(again) == expected
     (tmp_path / "bench" / "query").mkdir()  # where the queries of a benchmark would go
-    candidates = Benchmark(tmp_path / "bench").global_pool("test")
+    candidates = list(Benchmark(tmp_path / "bench").global_pool("test"))
     assert {c.did: c.modality for c in candidates} == {item.id: item.modality for item in index.items()}
     if copy_images:
         paths = [c.image_path for c in candidates if c.image_path]

@@ -90,7 +90,7 @@ def test_the_three_stages_leave_a_model_with_the_tuned_clip(finished: Path, conf
 
 def test_the_model_indexes_and_searches_images_texts_and_pairs(root: Path, finished: Path, tmp_path: Path) -> None:
     model, bench = Genius.from_pretrained(finished), Benchmark(root)
-    pool = bench.global_pool("test")
+    pool = list(bench.global_pool("test"))
     index = Index.create(tmp_path / "index", model)
     index.add([bench.item(candidate) for candidate in pool])
     assert len(index) == len(pool)

@@ -201,7 +201,7 @@ def test_the_heads_see_in_a_cache_what_they_see_later(trainer: Trainer, finished
     model = Genius.from_pretrained(finished)
     images = np.load(finished / "training/images.npy")
     texts = np.load(finished / "training/texts.npy")
-    train_pool = Benchmark(trainer.root).global_pool("train")
+    train_pool = list(Benchmark(trainer.root).global_pool("train"))
     items = [c for c in train_pool if c.text is None][:4]  # the first images to be numbered
     vectors = model.encode_items([Benchmark(trainer.root).item(c) for c in items])
     np.testing.assert_allclose(vectors.image, images[:4], atol=0.02 * np.abs(images).max())
