@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from genius.data.items import Query
-from genius.encoders.base import Prepared, Vectors
+from genius.encoders.base import Prepared
 from genius.errors import GeniusError
 from genius.index.index import Index
 from genius.model.genius import Genius
@@ -63,25 +63,6 @@ class _PendingQuery:
             self.prepared, self.model = model.prepare_query(self.query), model
             self.prepare_seconds += time.monotonic() - begun
         return self.prepared
-
-
-@dataclass(frozen=True)
-class _EncodedBatch:
-    """Queries that were encoded together."""
-
-    size: int
-    begun: float
-    encode_seconds: float
-
-    def result(self, pending: _PendingQuery, result: SearchResult, version: int, items: int) -> ServedResult:
-        seconds = {
-            "queue": self.begun - pending.queued,
-            "prepare": pending.prepare_seconds,
-            "encode": self.encode_seconds,
-            **result.seconds,
-            "total": time.monotonic() - pending.arrived,
-        }
-        return ServedResult(**{**vars(result), "seconds": seconds}, batch=self.size, version=version, items=items)
 
 
 _Outcome = tuple[_PendingQuery, ServedResult | Exception]
@@ -240,41 +221,41 @@ class Batcher:
         return refused, live
 
     def _encode_and_search(self, model: Genius, pending: list[_PendingQuery]) -> list[_Outcome]:
-        """Encode the queries together and search per group of equal options.
-
-        If a step fails for several queries, each is tried alone, so a bad query does not fail the others.
-        """
+        """Encode the queries together and search per group of equal options."""
         begun = time.monotonic()
         try:
             vectors = model.encode([one.prepare(model) for one in pending])
         except Exception as error:
-            return self._one_by_one(error, pending, lambda one, _: self._encode_and_search(model, [one]))
-        batch = _EncodedBatch(len(pending), begun, time.monotonic() - begun)
+            return self._retry_alone(model, pending, error)
+        encode_seconds = time.monotonic() - begun
         groups: dict[SearchOptions, list[int]] = {}
         for place, one in enumerate(pending):
             groups.setdefault(one.options, []).append(place)
         outcomes: list[_Outcome] = []
-        for places in groups.values():
-            outcomes += self._search([pending[place] for place in places], vectors[places], batch)
+        for options, places in groups.items():
+            group = [pending[place] for place in places]
+            try:
+                targets = [one.query.target_modality for one in group]
+                results = self._index.answer_vectors(vectors[places], targets, **vars(options))
+                version, items = self._index.version, len(self._index)
+            except Exception as error:
+                outcomes += self._retry_alone(model, group, error)
+                continue
+            for one, result in zip(group, results, strict=True):
+                seconds = {
+                    "queue": begun - one.queued,
+                    "prepare": one.prepare_seconds,
+                    "encode": encode_seconds,
+                    **result.seconds,
+                    "total": time.monotonic() - one.arrived,
+                }
+                served = {**vars(result), "seconds": seconds, "batch": len(pending), "version": version, "items": items}
+                outcomes.append((one, ServedResult(**served)))
         return outcomes
 
-    def _search(self, pending: list[_PendingQuery], vectors: Vectors, batch: _EncodedBatch) -> list[_Outcome]:
-        """Search with queries that have the same options."""
-        try:
-            targets = [one.query.target_modality for one in pending]
-            results = self._index.answer_vectors(vectors, targets, **vars(pending[0].options))
-            version, items = self._index.version, len(self._index)
-        except Exception as error:
-            return self._one_by_one(error, pending, lambda one, place: self._search([one], vectors[[place]], batch))
-        return [(one, batch.result(one, result, version, items)) for one, result in zip(pending, results, strict=True)]
-
-    def _one_by_one(
-        self,
-        error: Exception,
-        pending: list[_PendingQuery],
-        work: Callable[[_PendingQuery, int], list[_Outcome]],
-    ) -> list[_Outcome]:
+    def _retry_alone(self, model: Genius, pending: list[_PendingQuery], error: Exception) -> list[_Outcome]:
+        """Answer each query of a failed batch alone, so that a bad query does not fail the others."""
         if len(pending) == 1:
             log_unexpected(error, "A search failed.")
             return [(pending[0], error)]
-        return [outcome for place, one in enumerate(pending) for outcome in work(one, place)]
+        return [outcome for one in pending for outcome in self._encode_and_search(model, [one])]

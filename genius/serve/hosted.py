@@ -17,15 +17,7 @@ from genius.serve.writer import Writer
 class HostedIndex:
     """An index as the service uses it. Until `start` has returned, searches and writes raise ServiceUnavailable.
 
-    Attributes:
-        name: Name of the index in the API.
-        index: Opened with `refresh=settings.refresh`.
-        batcher: Answers queries.
-        writer: Writes items; `writer.jobs` holds the bulk additions.
-        ready: Whether the index is started and not stopping.
-        on_batch: Called with the name and the results of each batch.
-        on_write: Called with the name, an outcome ("created", "replaced", "unchanged", "deleted", "bad", "failed")
-            and the number of items.
+    Metrics set `on_batch` and `on_write`. Outcomes of writes are the `WriteStatus`es, "deleted", "bad" and "failed".
     """
 
     def __init__(self, name: str, index: Index, settings: Settings) -> None:

@@ -15,7 +15,7 @@ MIN_LENGTH = 20  # characters; new keys have 43, which hold 256 bits
 MAX_LENGTH = 200
 VARIABLES = {"GENIUS_READ_KEY": "read", "GENIUS_WRITE_KEY": "write"}
 
-_KEY = re.compile(r"[A-Za-z0-9._~+/=-]+")  # characters of a bearer token (RFC 6750)
+_KEY = re.compile(rf"[A-Za-z0-9._~+/=-]{{{MIN_LENGTH},{MAX_LENGTH}}}")  # characters of a bearer token (RFC 6750)
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,8 @@ def _keys_in_file(file: Path | None) -> list[tuple[str, str, str]]:
 
 
 def _check_key(key: str, place: str) -> None:
-    if not MIN_LENGTH <= len(key) <= MAX_LENGTH:
-        raise BadData(
-            f"{place}: the key has {len(key)} characters; {MIN_LENGTH} to {MAX_LENGTH} are needed. "
-            "genius serve --new-key prints a good one."
-        )
     if not _KEY.fullmatch(key):
-        raise BadData(f"{place}: a key consists of letters, digits and . _ ~ + / = - only.")
+        raise BadData(
+            f"{place}: a key has {MIN_LENGTH} to {MAX_LENGTH} letters, digits or . _ ~ + / = - characters. "
+            "genius serve --new-key prints one."
+        )

@@ -24,7 +24,6 @@ log = logging.getLogger("genius.serve")
 
 MAX_NAME = 100  # characters of an id or a name in a sentence
 NOT_FOUND = "There is nothing at this address. /docs lists all addresses."
-_MESSAGES = {404: NOT_FOUND, 405: "This address does not support this method. /docs lists the methods."}
 _UNEXPECTED = "The service failed to answer this request. The log of the service has the reason."
 _UNAVAILABLE = "The index cannot be read or written at the moment. The log of the service has the reason."
 _PATH = re.compile(r"(?<![\w:/*'])(?:file://)?/(?:[^\s/'\"`*(),:;]+/)+[^\s'\"`*(),:;]*")
@@ -118,35 +117,29 @@ def _allowed_methods(request: Request) -> str:
 
 def install_problems(app: FastAPI) -> None:
     """Turn every exception of a route into an error response."""
+    for error in (HttpProblem, GeniusError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(error, _respond)
 
-    async def on_problem(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HttpProblem)
-        return error_response(error.status, error.message, error.field)
 
-    async def on_genius_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, GeniusError)
-        if isinstance(error, ServiceUnavailable | QueryExpired):
-            request.app.state.metrics.count_refusal("busy" if isinstance(error, ServiceUnavailable) else "late")
-        return await on_problem(request, problem_from(error))
-
-    async def on_invalid_parameter(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return await on_problem(request, problem_from_validation(error, skip=1))
-
-    async def on_http_exception(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        headers = {"Allow": _allowed_methods(request)} if error.status_code == 405 else error.headers
-        return error_response(error.status_code, _MESSAGES.get(error.status_code, str(error.detail)), headers=headers)
-
-    async def on_disconnect(request: Request, error: Exception) -> Response:
-        return error_response(400, "The body is incomplete. Send the request again.")
-
-    async def on_unexpected(request: Request, error: Exception) -> Response:
-        return error_response(500, _UNEXPECTED)
-
-    app.add_exception_handler(HttpProblem, on_problem)
-    app.add_exception_handler(GeniusError, on_genius_error)
-    app.add_exception_handler(RequestValidationError, on_invalid_parameter)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(ClientDisconnect, on_disconnect)
-    app.add_exception_handler(Exception, on_unexpected)
+async def _respond(request: Request, error: Exception) -> Response:
+    headers: Mapping[str, str] | None = None
+    match error:
+        case HttpProblem():
+            problem = error
+        case GeniusError():
+            if isinstance(error, ServiceUnavailable | QueryExpired):
+                request.app.state.metrics.count_refusal("busy" if isinstance(error, ServiceUnavailable) else "late")
+            problem = problem_from(error)
+        case RequestValidationError():
+            problem = problem_from_validation(error, skip=1)
+        case HTTPException(status_code=405):
+            headers = {"Allow": _allowed_methods(request)}
+            problem = HttpProblem(405, "This address does not support this method. /docs lists the methods.")
+        case HTTPException(status_code=status):
+            headers = error.headers
+            problem = HttpProblem(status, NOT_FOUND if status == 404 else str(error.detail))
+        case ClientDisconnect():
+            problem = HttpProblem(400, "The body is incomplete. Send the request again.")
+        case _:
+            problem = HttpProblem(500, _UNEXPECTED)
+    return error_response(problem.status, problem.message, problem.field, headers)

@@ -5,30 +5,12 @@ import binascii
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from genius.search.options import Mode, SearchOptions
+from genius.serve import limits
 from genius.serve.jobs import JobState
-from genius.serve.limits import (
-    MAX_BEAM,
-    MAX_BUDGET,
-    MAX_ID,
-    MAX_IDS,
-    MAX_ITEMS,
-    MAX_K,
-    MAX_METADATA,
-    MAX_QUERIES,
-    MAX_TEXT,
-    MAX_WHERE,
-)
 from genius.serve.writer import WriteStatus
 
 
@@ -59,20 +41,13 @@ def _check_metadata(value: dict[str, Any]) -> dict[str, Any]:
         size = len(json.dumps(value, allow_nan=False))
     except ValueError as error:
         raise invalid("holds a number that JSON cannot represent. Send it as a string.") from error
-    if size > MAX_METADATA:
-        raise invalid(f"takes {size:,} bytes as JSON; at most {MAX_METADATA:,} are allowed.")
+    if size > limits.MAX_METADATA:
+        raise invalid(f"takes {size:,} bytes as JSON; at most {limits.MAX_METADATA:,} are allowed.")
     return value
 
 
-def _check_item_id(value: str) -> str:
-    if not value.strip():
-        raise invalid("is empty. Give every item an id.")
-    return value
-
-
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
-Id = Annotated[str, Field(max_length=MAX_ID)]
-NewId = Annotated[str, Field(max_length=MAX_ID), AfterValidator(_check_item_id)]
+Text = Annotated[str, Field(max_length=limits.MAX_TEXT)]
+Id = Annotated[str, Field(max_length=limits.MAX_ID)]
 PositiveInt = Annotated[int, BeforeValidator(_whole_float_to_int), Field(ge=1)]
 Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 Image = Annotated[
@@ -108,29 +83,29 @@ class SearchRequest(RequestModel):
         examples=["Find the product photo."],
     )
     target: ModalityName | None = Field(None, description="Modality of the items to find. Default: all.")
-    k: PositiveInt = Field(SearchOptions.k, le=MAX_K, description="Number of hits.")
+    k: PositiveInt = Field(SearchOptions.k, le=limits.MAX_K, description="Number of hits.")
     mode: Mode = Field(
         SearchOptions.mode, description="`fast` gives the best results; `rerank` and `generate` are the paper's modes."
     )
-    beam: PositiveInt = Field(SearchOptions.beam, le=MAX_BEAM, description="Beam width of the decoder.")
+    beam: PositiveInt = Field(SearchOptions.beam, le=limits.MAX_BEAM, description="Beam width of the decoder.")
     budget: PositiveInt = Field(
-        SearchOptions.budget, le=MAX_BUDGET, description="Maximum number of items that mode `fast` ranks."
+        SearchOptions.budget, le=limits.MAX_BUDGET, description="Maximum number of items that mode `fast` ranks."
     )
     where: str | None = Field(
         None,
-        max_length=MAX_WHERE,
+        max_length=limits.MAX_WHERE,
         description="Filter: an SQL condition on `id`, `text`, `modality` and the metadata fields that `/v1/indexes` "
         "lists.",
         examples=["year >= 2000 AND lang = 'en'"],
     )
-    ids: list[Id] | None = Field(None, max_length=MAX_IDS, description="Search only these items.")
+    ids: list[Id] | None = Field(None, max_length=limits.MAX_IDS, description="Search only these items.")
     explain: bool = Field(False, description="Also return the decoder's beams (`tree`).")
 
 
 class SearchBatchRequest(RequestModel):
     """Several queries, each with its own options."""
 
-    queries: list[SearchRequest] = Field(min_length=1, max_length=MAX_QUERIES)
+    queries: list[SearchRequest] = Field(min_length=1, max_length=limits.MAX_QUERIES)
 
 
 class PutItemRequest(RequestModel):
@@ -148,13 +123,13 @@ class PutItemRequest(RequestModel):
 class NewItemRequest(PutItemRequest):
     """An item to add, or to replace the item with the same id."""
 
-    id: NewId = Field(min_length=1, examples=["cats/grooming"])
+    id: Id = Field(min_length=1, pattern=r"\S", examples=["cats/grooming"])
 
 
 class AddItemsRequest(RequestModel):
     """Many items to add."""
 
-    items: list[NewItemRequest] = Field(min_length=1, max_length=MAX_ITEMS)
+    items: list[NewItemRequest] = Field(min_length=1, max_length=limits.MAX_ITEMS)
     replace: bool = Field(True, description="Replace items with the same id. If false, such items are refused.")
 
 

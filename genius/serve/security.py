@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -93,9 +94,7 @@ class Refusal:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count and send the refusal."""
-        metrics = getattr(scope["app"].state, "metrics", None)
-        if metrics is not None:
-            metrics.count_refusal(self.reason)
+        scope["app"].state.metrics.count_refusal(self.reason)
         await error_response(self.status, self.message, headers=self.headers)(scope, receive, send)
 
 
@@ -113,14 +112,6 @@ class RequestCheck:
     def check(self, scope: Scope) -> Refusal | None:
         """The refusal of a request; None if it may pass."""
         raise NotImplementedError
-
-
-def _header_values(scope: Scope, name: bytes) -> list[str]:
-    return [value.decode("latin-1").strip() for key, value in scope["headers"] if key == name]
-
-
-def _header(scope: Scope, name: bytes) -> str | None:
-    return next(iter(_header_values(scope, name)), None)
 
 
 class SecurityHeaders:
@@ -211,7 +202,7 @@ class TrustedHosts(RequestCheck):
 
     def check(self, scope: Scope) -> Refusal | None:
         """Check the Host header."""
-        given = _header_values(scope, b"host")
+        given = Headers(scope=scope).getlist("host")
         host = parse_host(given[0]) if len(given) == 1 else None
         if host is not None and (host in self._names or _is_address(host)):
             return None
@@ -231,18 +222,16 @@ class CsrfGuard(RequestCheck):
 
     def check(self, scope: Scope) -> Refusal | None:
         """Check the Sec-Fetch and Origin headers."""
-        site, origin = _header(scope, b"sec-fetch-site"), _header(scope, b"origin")
-        if origin in self._origins or self._is_same_origin(scope, site, origin):
+        headers, reads = Headers(scope=scope), scope["method"] in ("GET", "HEAD")
+        site, origin, own = headers.get("sec-fetch-site"), headers.get("origin"), headers.get("host", "").lower()
+        if origin in self._origins:
             return None
-        return Refusal("origin", 403, _OTHER_SITE)
-
-    def _is_same_origin(self, scope: Scope, site: str | None, origin: str | None) -> bool:
-        reads = scope["method"] in ("GET", "HEAD")
         if site is not None:
-            link = reads and _header(scope, b"sec-fetch-mode") == "navigate"
-            return site in ("same-origin", "none") or (link and _header(scope, b"sec-fetch-dest") == "document")
-        own = (_header(scope, b"host") or "").lower()
-        return reads or origin is None or origin.lower() in (f"http://{own}", f"https://{own}")
+            is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+            allowed = site in ("same-origin", "none") or (reads and is_link)
+        else:
+            allowed = reads or origin is None or origin.lower() in (f"http://{own}", f"https://{own}")
+        return None if allowed else Refusal("origin", 403, _OTHER_SITE)
 
 
 class AccessControl(RequestCheck):
@@ -291,7 +280,7 @@ class AccessControl(RequestCheck):
 
 def _key_digest(scope: Scope) -> bytes | None:
     """The digest of the key of a request."""
-    given = _header_values(scope, b"authorization")
+    given = Headers(scope=scope).getlist("authorization")
     if len(given) != 1:
         return None
     scheme, _, key = given[0].partition(" ")
@@ -367,7 +356,8 @@ class BodyLimits:
         too_large = Refusal(
             "size", 413, f"The body is too large: at most {limit:,} bytes are allowed. Send less at once."
         )
-        if _content_length(scope) > limit:
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdecimal() and int(length[:19]) > limit:
             return await too_large(scope, receive, send)
         size, complete, started = 0, False, False
         deadline: float | None = None
@@ -415,8 +405,3 @@ class BodyLimits:
             self.held -= size
         if refusal is not None and not started:
             await refusal(scope, receive, send)
-
-
-def _content_length(scope: Scope) -> int:
-    length = _header(scope, b"content-length") or ""
-    return int(length[:19]) if length.isascii() and length.isdigit() else 0

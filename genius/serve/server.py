@@ -7,7 +7,6 @@ It costs 0.1 ms per request more than httptools.
 import asyncio
 import contextlib
 import ctypes
-import errno
 import gc
 import logging
 import os
@@ -79,20 +78,11 @@ def listen(settings: Settings) -> socket.socket:
         listener.set_inheritable(False)
     except (OSError, OverflowError) as error:
         listener.close()
-        raise GeniusError(_bind_error(host, port, error)) from error
+        raise GeniusError(
+            f"Cannot listen on {host}, port {port}: {error}. Choose another port, or an address of this machine: "
+            f"--host 127.0.0.1 --port {max(port + 1, 8000)}"
+        ) from error
     return listener
-
-
-def _bind_error(host: str, port: int, error: Exception) -> str:
-    match getattr(error, "errno", None):
-        case errno.EADDRINUSE:
-            return f"Port {port} is taken by another program. Stop it, or choose another port: --port {port + 1}"
-        case errno.EACCES | errno.EPERM:
-            return f"Port {port} is reserved for privileged users. Choose a port above 1023: --port 8000"
-        case errno.EADDRNOTAVAIL:
-            return f"This machine does not have the address {host}. Give one of its addresses: --host 127.0.0.1"
-        case _:
-            return f"The service cannot listen on {host}, port {port} ({error}). Try --host 127.0.0.1 --port 8000"
 
 
 def _raise_file_limit(connections: int) -> None:

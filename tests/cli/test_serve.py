@@ -140,7 +140,7 @@ def test_a_bad_key_file_stops_it(run, path, tmp_path):
     (tmp_path / "keys").write_text("read password")
     result = run(path, "--keys", tmp_path / "keys")
     assert result.status == 1
-    assert "20 to 200 are needed" in result.err
+    assert "20 to 200 letters" in result.err
     assert "password" not in result.err
     assert run.calls == []
 

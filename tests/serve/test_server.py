@@ -23,6 +23,7 @@ from starlette.responses import PlainTextResponse
 
 from genius.errors import GeniusError
 from genius.serve import security, server
+from genius.serve.metrics import Metrics
 from genius.serve.problems import install_problems
 from genius.serve.settings import Settings
 
@@ -56,6 +57,7 @@ def small_app(settings: Settings) -> FastAPI:
     app.state.asked, app.state.go_on = threading.Event(), threading.Event()
     app.state.routes = [route for route in app.routes if isinstance(route, APIRoute)]
     install_problems(app)
+    app.state.metrics = Metrics({})
     security.install(app, settings)
     return app
 
@@ -447,13 +449,13 @@ def test_the_end_does_not_wait_for_ever():
 def test_a_taken_port_is_told():
     with socket.create_server(("127.0.0.1", 0)) as first:
         port = first.getsockname()[1]
-        with pytest.raises(GeniusError, match=f"Port {port} is taken.*--port {port + 1}"):
+        with pytest.raises(GeniusError, match=f"port {port}: .*in use.*--port {port + 1}"):
             server.listen(Settings(port=port))
 
 
 @pytest.mark.parametrize(
     ("number", "why"),
-    [(errno.EACCES, "privileged.*--port 8000"), (errno.EADDRNOTAVAIL, "does not have"), (errno.EIO, "cannot listen")],
+    [(errno.EACCES, "denied.*--port 8000"), (errno.EADDRNOTAVAIL, "assign.*--host 127"), (errno.EIO, "Cannot listen")],
 )
 def test_an_address_that_cannot_be_had_is_told(monkeypatch, number, why):
     class Refusing(socket.socket):

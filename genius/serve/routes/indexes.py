@@ -1,7 +1,7 @@
 """Indexes: list what is served."""
 
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -32,7 +32,7 @@ def _index_json(one: HostedIndex, settings: Settings) -> dict[str, Any]:
     return {
         "name": one.name,
         "items": len(index),
-        "modalities": _count_modalities(index),
+        "modalities": _count_modalities(index, index.version),
         "version": index.version,
         "model": _model_name(header.model),
         "levels": len(header.sizes),
@@ -44,16 +44,10 @@ def _index_json(one: HostedIndex, settings: Settings) -> dict[str, Any]:
     }
 
 
-_counts: "WeakKeyDictionary[Index, tuple[int, dict[str, int]]]" = WeakKeyDictionary()
-
-
-def _count_modalities(index: Index) -> dict[str, int]:
+@lru_cache(maxsize=64)
+def _count_modalities(index: Index, version: int) -> dict[str, int]:
     """Number of items per modality, counted once per version."""
-    version, cached = index.version, _counts.get(index)
-    if cached is None or cached[0] != version:
-        cached = version, {one.label: index.count(f"modality = '{one.label}'") for one in Modality}
-        _counts[index] = cached
-    return cached[1]
+    return {one.label: index.count(f"modality = '{one.label}'") for one in Modality}
 
 
 def _model_name(source: str | None) -> str | None:

@@ -46,8 +46,8 @@ _FORM = {
 ItemId = Annotated[
     str,
     Path(
-        min_length=1,
         max_length=MAX_ID,
+        pattern=r"\S",
         description="Id of the item. Slashes may be sent as they are or as %2F.",
         examples=["cats/grooming"],
     ),
@@ -119,8 +119,6 @@ async def get_item(request: Request, id: ItemId, served: ReadyIndex) -> Response
 )
 async def put_item(request: Request, id: ItemId, served: ReadyIndex) -> Response:
     """Returns when the item is on the disk and can be found."""
-    if not id.strip():
-        raise HttpProblem(422, "`id` is empty. Give every item an id.", "id")
     body = await read_body(request, PutItemRequest, _put_request_from_form)
     item = _item(id, body)
     if body.image is not None:

@@ -48,49 +48,32 @@ def _read_folder(folder: str) -> dict[str, StaticFile]:
 
 
 PAGE, REFERENCE = _read_folder("page"), _read_folder("reference")
+FILES = {
+    "/": PAGE["index.html"],
+    "/favicon.ico": PAGE["icon.svg"],
+    "/docs": REFERENCE["index.html"],
+    **{f"/page/{name}": file for name, file in PAGE.items()},
+    **{f"/docs/{name}": file for name, file in REFERENCE.items()},
+}
 
 
 @router.get("/")
-async def page(request: Request) -> Response:
-    """The search page."""
-    return _respond(request, PAGE, "index.html")
-
-
-@router.get("/page/{name}")
-async def page_file(request: Request, name: str) -> Response:
-    """A file of the search page."""
-    return _respond(request, PAGE, name)
-
-
 @router.get("/favicon.ico")
-async def icon(request: Request) -> Response:
-    """The icon of the page."""
-    return _respond(request, PAGE, "icon.svg")
-
-
 @router.get("/docs")
-async def reference(request: Request) -> Response:
-    """The API reference."""
-    return _respond(request, REFERENCE, "index.html")
-
-
+@router.get("/page/{name}")
 @router.get("/docs/{name}")
-async def reference_file(request: Request, name: str) -> Response:
-    """A file of the API reference."""
-    return _respond(request, REFERENCE, name)
-
-
-@router.get("/openapi.json")
-async def description(request: Request) -> Response:
-    """The OpenAPI description."""
-    return json_response(request.app.openapi())
-
-
-def _respond(request: Request, folder: dict[str, StaticFile], name: str) -> Response:
-    file = folder.get(name)
+async def static_file(request: Request) -> Response:
+    """A file of the search page or of the API reference."""
+    file = FILES.get(request.scope["path"])
     if file is None:
         raise HttpProblem(404, NOT_FOUND)
     headers = {"ETag": file.tag, "Cache-Control": "no-cache", "Content-Type": file.content_type}
     if file.tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(file.data, headers=headers)
+
+
+@router.get("/openapi.json")
+async def description(request: Request) -> Response:
+    """The OpenAPI description."""
+    return json_response(request.app.openapi())
