@@ -1,6 +1,6 @@
 """The protocol that all encoders follow, their input (`Prepared`) and their output (`Vectors`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -112,3 +112,10 @@ class Encoder(Protocol):
     def config(self) -> dict[str, Any]:
         """The configuration, JSON-serialisable, from which `load_encoder` restores the encoder."""
         ...
+
+
+def equal_length_batches(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
+    """Rows of texts in batches of one length (n,) and about `max_tokens` tokens, so that no text is padded."""
+    for length in np.unique(lengths):
+        same = np.flatnonzero(lengths == length)
+        yield from np.array_split(same, -(-len(same) * int(length) // max_tokens))

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
-from genius.encoders.base import Prepared, Vectors
+from genius.encoders.base import Prepared, Vectors, equal_length_batches
 from genius.encoders.image_transform import ImageTransform
 from genius.encoders.model_files import local_folder, needs_extra, reason
 from genius.encoders.openai_weights import bare_names, inferred_config, renamed, some
@@ -42,14 +42,7 @@ class ClipEncoder:
     """A two-tower network with its tokenizer and its image transform.
 
     `image_vectors` and `text_vectors` keep gradients, for training. On a CUDA device the network computes in half
-    precision (CLIP float16, SigLIP bfloat16), elsewhere in float32.
-
-    Args:
-        model: The network of `transformers`.
-        transform: Preprocessing of images.
-        tokenizer: None for an encoder of images alone.
-        config: As from `config`.
-        device: Device of the network.
+    precision (CLIP float16, SigLIP bfloat16), elsewhere in float32. Without a tokenizer it reads images only.
     """
 
     kind = "clip"
@@ -147,7 +140,7 @@ class ClipEncoder:
                 image[[i for i, _ in batch]] = _numbers(self.image_vectors([pixels for _, pixels in batch]))
                 advance(len(batch))
             ids = self.tokens([inputs[i].text for i in with_text])
-            for rows in _batches([len(i) for i in ids]):
+            for rows in equal_length_batches(np.array([len(i) for i in ids], dtype=np.int64), TOKENS_A_BATCH):
                 text[[with_text[r] for r in rows]] = _numbers(self.token_vectors([ids[r] for r in rows]))
                 advance(len(rows))
         return Vectors(image, text)
@@ -160,7 +153,7 @@ class ClipEncoder:
             values = self.transform.values(torch.from_numpy(np.stack(pixels)).to(self.device))
             given = {"pixel_values": values.permute(0, 3, 1, 2)}
         with self._precision():
-            return _pooled(self.model.get_image_features(**given))  # type: ignore[operator]
+            return pooled(self.model.get_image_features(**given))  # type: ignore[operator]
 
     def text_vectors(self, texts: Sequence[str]) -> Tensor:
         """Vectors of texts: (n, dim) float32 on the encoder's device."""
@@ -186,7 +179,7 @@ class ClipEncoder:
         """Vectors of token ids of one length: (n, dim) float32. No mask, since SigLIP was trained without one."""
         with self._precision():
             given = torch.tensor(ids, device=self.device)
-            return _pooled(self.model.get_text_features(input_ids=given))  # type: ignore[operator]
+            return pooled(self.model.get_text_features(input_ids=given))  # type: ignore[operator]
 
     def _patches(self, pixels: Sequence[np.ndarray]) -> dict[str, Tensor]:
         """Images of different proportions as one batch: zero-padded patches and their mask."""
@@ -223,17 +216,12 @@ class ClipEncoder:
 
 def from_openai(
     state_dict: Mapping[str, Tensor],
-    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+    tokenizer: Tokenizer | None = None,
     source: str = "clip_sf_large.pth",
-    device: str = "cpu",
 ) -> ClipEncoder:
-    """An encoder from the tensors of OpenAI's CLIP; shapes are inferred.
+    """An encoder from the tensors of OpenAI's CLIP, with the prefix `clip_model.` (as in UniIR's files) or without.
 
-    Args:
-        state_dict: Tensors by OpenAI's names, with the prefix `clip_model.` (as in UniIR's files) or without.
-        tokenizer: OpenAI's tokenizer, or where it is (see `openai_tokenizer`). None: images only.
-        source: Name of the file, for configuration and messages.
-        device: Device of the network.
+    Shapes are inferred. `source` is the name of the file, for configuration and messages.
     """
     weights = bare_names(state_dict)
     model_config = inferred_config(weights)
@@ -246,19 +234,14 @@ def from_openai(
         "pixels": transform.to_dict(),
         "tokens": {"length": model_config["text_config"]["max_position_embeddings"], "pad": None, "clean": "openai"},
     }
-    words = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else openai_tokenizer(tokenizer)
-    return ClipEncoder(_build(model_config, renamed(weights), source), transform, words, config, device)
+    return ClipEncoder(_build(model_config, renamed(weights), source), transform, tokenizer, config)
 
 
-def openai_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """OpenAI's tokenizer: a `tokenizer.json`, a folder that holds one, or else the hub's copy."""
-    path = Path(path)
-    if path.is_file():
-        return Tokenizer.from_file(str(path))
-    if (path / "tokenizer.json").is_file() or (path / "merges.txt").is_file():
-        return _tokenizer(path, path)
-    folder = local_folder(OPENAI_TOKENIZER, ("tokenizer.json",), weights=False)
-    return _tokenizer(folder, OPENAI_TOKENIZER)
+def openai_tokenizer(folder: Path) -> Tokenizer:
+    """OpenAI's tokenizer, from a folder if it is there, else from the hub."""
+    if (folder / "tokenizer.json").is_file() or (folder / "merges.txt").is_file():
+        return _tokenizer(folder, folder)
+    return _tokenizer(local_folder(OPENAI_TOKENIZER, ("tokenizer.json",), weights=False), OPENAI_TOKENIZER)
 
 
 # Files of a folder
@@ -334,8 +317,7 @@ def _transformers() -> Any:
 
 def _build(config: dict[str, Any], weights: dict[str, Tensor], name: object) -> Any:
     """The network from configuration and weights, without random initialisation."""
-    auto = _transformers().AutoConfig
-    described = auto.for_model(**config)
+    described = _transformers().AutoConfig.for_model(**config)
     return _load(name, pretrained_model_name_or_path=None, config=described, state_dict=weights)
 
 
@@ -396,20 +378,10 @@ _STRAIGHT = dict.fromkeys([0x2BC, *range(0x2018, 0x201C)], "'") | dict.fromkeys(
 CLEANERS: dict[str | None, Any] = {None: str, "lower": str.lower, "words": _words_only, "openai": _as_openai}
 
 
-# Batches and vectors
+# Vectors
 
 
-def _batches(lengths: Sequence[int]) -> list[np.ndarray]:
-    """Rows in batches of equal length, so that no text is padded."""
-    every = np.array(lengths, dtype=np.int64)
-    batches: list[np.ndarray] = []
-    for length in np.unique(every):
-        same = np.flatnonzero(every == length)
-        batches += np.array_split(same, -(-len(same) * int(length) // TOKENS_A_BATCH))
-    return batches
-
-
-def _pooled(out: Any) -> Tensor:
+def pooled(out: Any) -> Tensor:
     """The vectors; older versions of `transformers` return them directly."""
     vectors: Tensor = getattr(out, "pooler_output", out)
     return vectors.float()

@@ -38,25 +38,13 @@ FAMILY_OF = {"CLIP": "clip", "Siglip": "siglip", "Siglip2": "siglip2"}
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """How an image becomes pixels. Values v become (v * scale - mean) / std.
+    """How an image becomes pixels. Values v become (v * scale - mean) / std."""
 
-    Attributes:
-        shortest: Length of the shorter edge after resizing; proportions are kept.
-        size: (height, width) after resizing; proportions are not kept.
-        crop: (height, width) cut from the centre.
-        patches: Maximum number of patches; the image is resized to about its own proportions, and not cropped.
-        patch: Pixels of a patch's edge.
-        resample: Resampling filter of PIL.
-        scale: Factor of the values.
-        mean: Mean of each channel.
-        std: Standard deviation of each channel.
-    """
-
-    shortest: int | None = None
-    size: tuple[int, int] | None = None
-    crop: tuple[int, int] | None = None
-    patches: int | None = None
-    patch: int = 16
+    shortest: int | None = None  # shorter edge after resizing; proportions are kept
+    size: tuple[int, int] | None = None  # (height, width) after resizing; proportions are not kept
+    crop: tuple[int, int] | None = None  # (height, width) cut from the centre
+    patches: int | None = None  # maximum number of patches; resized to about its own proportions, not cropped
+    patch: int = 16  # pixels of a patch's edge
     resample: int = int(Image.Resampling.BICUBIC)
     scale: float = 1 / 255
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)

@@ -16,7 +16,7 @@ from PIL import Image
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from genius.encoders.base import Prepared, Vectors
+from genius.encoders.base import Prepared, Vectors, equal_length_batches
 from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, EfficientNetLite2, to_pixels
 from genius.encoders.minilm import WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
@@ -24,24 +24,18 @@ from genius.errors import BadModel
 BLOCK = 64  # images whose feature maps are in memory at once
 TEXT_BLOCK = 4096  # texts whose token states are in memory at once
 TOKENS_A_BATCH = 8192
+STORED_KEYS = {"image_pool_queries": "image_glances", "text_pool_queries": "text_glances"}
+"""Fields of `HeadsConfig` that have another key in a model folder. Keys are part of every model's fingerprint."""
 
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """Shape of the heads. The names are keys of stored configurations.
+    """Shape of the heads."""
 
-    Attributes:
-        dim: Dimensions of the vectors.
-        hidden: Width of the hidden layers.
-        image_glances: Learned queries of the image's attention pool.
-        text_glances: Learned queries of the text's attention pool.
-        dropout: Dropout probability in training.
-    """
-
-    dim: int = 256
-    hidden: int = 1024
-    image_glances: int = 8
-    text_glances: int = 8
+    dim: int = 256  # of the vectors
+    hidden: int = 1024  # width of the hidden layers
+    image_pool_queries: int = 8  # learned queries of the image's attention pool
+    text_pool_queries: int = 8
     dropout: float = 0.3
 
 
@@ -67,14 +61,8 @@ class Projection(nn.Module):
 class AttentionPool(nn.Module):
     """Attention pooling by learned queries, each of which takes its own weighted mean of the positions.
 
-    Keys and values are the frozen states: linear maps of them would be redundant with `queries` and `out`.
-
-    Args:
-        width: Width of the states.
-        queries: Number of learned queries.
-        outputs: Width of the output.
-        dropout: Dropout probability in training.
-        positions: Number of positions with a learned bias; 0: no bias.
+    Keys and values are the frozen states: linear maps of them would be redundant with `queries` and `out`. Each
+    of `positions` positions has a learned bias; 0: no bias.
     """
 
     def __init__(self, width: int, queries: int, outputs: int, dropout: float, positions: int = 0) -> None:
@@ -107,15 +95,15 @@ class Heads(nn.Module):
         self.config = config
         dim, dropout = config.dim, config.dropout
         self.image = Projection(POOLED, config.hidden, dim, dropout)
-        self.image_glances = AttentionPool(CHANNELS, config.image_glances, dim, dropout, GRID)
+        self.image_pool = AttentionPool(CHANNELS, config.image_pool_queries, dim, dropout, GRID)
         self.classes = nn.Linear(CLASSES, dim, bias=False)
         self.text = Projection(WIDTH, config.hidden, dim, dropout)
-        self.text_glances = AttentionPool(WIDTH, config.text_glances, dim, dropout)
+        self.text_pool = AttentionPool(WIDTH, config.text_pool_queries, dim, dropout)
 
     def encode_image(self, grid: Tensor, pooled: Tensor, logits: Tensor) -> Tensor:
         """grid: (n, 352, 49), pooled: (n, 1280), logits: (n, 1000) -> (n, dim)."""
         likely = F.dropout(torch.softmax(logits, dim=-1).sqrt(), self.config.dropout, self.training)
-        out: Tensor = self.image(pooled) + self.classes(likely) + self.image_glances(grid.transpose(1, 2))
+        out: Tensor = self.image(pooled) + self.classes(likely) + self.image_pool(grid.transpose(1, 2))
         return out
 
     def encode_text(self, states: Tensor, mask: Tensor | None) -> Tensor:
@@ -124,7 +112,7 @@ class Heads(nn.Module):
             mean = states.mean(dim=1)
         else:
             mean = (states * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-        out: Tensor = self.text(mean) + self.text_glances(states, mask)
+        out: Tensor = self.text(mean) + self.text_pool(states, mask)
         return out
 
 
@@ -139,19 +127,21 @@ class MiniEncoder:
         self.threads = min(torch.get_num_threads(), os.cpu_count() or 1)
 
     @classmethod
-    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor]) -> "MiniEncoder":
-        """Restore from a stored configuration and weights."""
-        heads = Heads(HeadsConfig(**{k: v for k, v in config.items() if k != "kind"}))
-        heads.load_state_dict(state)
+    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "MiniEncoder":
+        """Restore from a stored configuration and weights. The device is always the CPU."""
+        fields = {stored: name for name, stored in STORED_KEYS.items()}
+        heads = Heads(HeadsConfig(**{fields.get(k, k): v for k, v in config.items() if k != "kind"}))
+        heads.load_state_dict({name.replace("_glances.", "_pool."): value for name, value in state.items()})
         return cls(heads)
 
     def config(self) -> dict[str, Any]:
         """See `Encoder.config`."""
-        return {"kind": self.kind, **asdict(self.heads.config)}
+        fields = asdict(self.heads.config)
+        return {"kind": self.kind} | {STORED_KEYS.get(name, name): value for name, value in fields.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """The weights of the heads."""
-        return self.heads.state_dict()
+        """The weights of the heads, by the names in a model folder."""
+        return {name.replace("_pool.", "_glances."): value for name, value in self.heads.state_dict().items()}
 
     @cached_property
     def _images(self) -> EfficientNetLite2:
@@ -192,12 +182,10 @@ class MiniEncoder:
 
 @torch.inference_mode()
 def encode_states(heads: Heads, states: TokenStates) -> np.ndarray:
-    """Text vectors (n, dim) of packed token states. Texts of one length form a batch, so that none is padded."""
+    """Text vectors (n, dim) of packed token states."""
     out = np.empty((len(states), heads.config.dim), dtype=np.float32)
-    for length in np.unique(states.lengths):
-        same = np.flatnonzero(states.lengths == length)
-        for rows in np.array_split(same, -(-len(same) * int(length) // TOKENS_A_BATCH)):
-            out[rows] = heads.encode_text(*states.padded(rows)).numpy()
+    for rows in equal_length_batches(states.lengths, TOKENS_A_BATCH):
+        out[rows] = heads.encode_text(*states.padded(rows)).numpy()
     if not np.isfinite(out).all():
         raise BadModel("The text head returned NaN or infinity. The model folder may be damaged.")
     return out

@@ -24,15 +24,14 @@ FEW_TOKENS = 64  # smaller batches are not worth their overhead
 class BertLayer(nn.Module):
     """One post-norm transformer layer of BERT, without a mask: texts of a batch have the same number of tokens."""
 
-    def __init__(self, width: int = WIDTH, heads: int = HEADS) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.attended = nn.Linear(width, width)
-        self.norm_1 = nn.LayerNorm(width, eps=1e-12)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-        self.norm_2 = nn.LayerNorm(width, eps=1e-12)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.attended = nn.Linear(WIDTH, WIDTH)
+        self.norm_1 = nn.LayerNorm(WIDTH, eps=1e-12)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.norm_2 = nn.LayerNorm(WIDTH, eps=1e-12)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (n, tokens, width) -> the same."""
@@ -46,9 +45,8 @@ class BertLayer(nn.Module):
 
     def attend(self, qkv: Tensor) -> Tensor:
         """Self-attention: (n, tokens, 3 * width) -> (n, tokens, width)."""
-        n, tokens, triple = qkv.shape
-        q, k, v = qkv.view(n, tokens, 3, self.heads, triple // 3 // self.heads).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, tokens, triple // 3)
+        q, k, v = qkv.unflatten(-1, (3, HEADS, WIDTH // HEADS)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
     def transform(self, x: Tensor, attended: Tensor) -> Tensor:
         """The layer after attention: output projection, norm, feed-forward, norm."""
@@ -76,15 +74,10 @@ def layer_weights(weights: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
 
 @dataclass
 class TokenStates:
-    """Token states of n texts, packed.
+    """Token states of n texts, packed."""
 
-    Attributes:
-        states: (total tokens, width) float.
-        offsets: (n + 1,) int64, where each text begins.
-    """
-
-    states: np.ndarray
-    offsets: np.ndarray
+    states: np.ndarray  # (total tokens, width) float
+    offsets: np.ndarray  # (n + 1,) int64, where each text begins
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -168,14 +161,9 @@ class MiniLM(nn.Module):
 
     @staticmethod
     def plan(ids: Sequence[Sequence[int]], least: int = 1) -> tuple[list[np.ndarray], np.ndarray]:
-        """Divide texts into batches, the shortest first.
+        """Divide texts into batches, the shortest first; at least `least` batches if there are enough tokens.
 
-        Args:
-            ids: Token ids of each text.
-            least: Minimum number of batches, if there are enough tokens.
-
-        Returns:
-            The rows of each batch, and the offsets (n + 1,) of the packed states.
+        Returns the rows of each batch, and the offsets (n + 1,) of the packed states.
         """
         lengths = np.array([len(i) for i in ids], dtype=np.int64)
         order = np.argsort(lengths, kind="stable")

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from genius.errors import BadModel, GeniusError
 
@@ -13,12 +14,9 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")  # the second only where the f
 
 
 def local_folder(name: str | os.PathLike[str], needed: Sequence[str], weights: bool = True) -> Path:
-    """The folder of a model.
+    """The folder of a model: `name` itself, or `owner/name` on the hub, downloaded if it is not in the cache.
 
-    Args:
-        name: A folder, or `owner/name` on the hub, downloaded if it is not in the cache.
-        needed: Files of a complete model, named in error messages.
-        weights: Also download weights.
+    `needed` are the files of a complete model, named in error messages.
 
     Raises:
         BadModel: There is no such folder, and the hub has no such model or cannot be reached.
@@ -28,20 +26,26 @@ def local_folder(name: str | os.PathLike[str], needed: Sequence[str], weights: b
     files = f"{', '.join(needed[:-1])} and {needed[-1]}" if len(needed) > 1 else needed[0]
     if not HUB_ID.fullmatch(str(name)):
         raise BadModel(f"There is no folder {str(name)!r}. Give a folder that holds {files}, or a hub id (owner/name).")
+    download = hub_library().snapshot_download
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise needs_extra("Models of the hub need", "huggingface_hub") from error
-    try:
-        folder = Path(snapshot_download(str(name), allow_patterns=[*SMALL, *WEIGHTS[:weights]]))
+        folder = Path(download(str(name), allow_patterns=[*SMALL, *WEIGHTS[:weights]]))
         if weights and not any(folder.rglob(WEIGHTS[0])):
-            folder = Path(snapshot_download(str(name), allow_patterns=[*SMALL, *WEIGHTS]))
+            folder = Path(download(str(name), allow_patterns=[*SMALL, *WEIGHTS]))
     except (OSError, ValueError) as error:  # no network, no such model, no permission
         raise BadModel(
             f"{name} is neither a folder nor in the local cache, and could not be downloaded from the hub "
             f"({reason(error)}). Copy {files} of {name} into one folder on this machine and give that folder instead."
         ) from error
     return folder
+
+
+def hub_library() -> Any:
+    """The package huggingface_hub; GeniusError if it is not installed."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise needs_extra("Models of the hub need", "huggingface_hub") from error
+    return huggingface_hub
 
 
 def needs_extra(what: str, package: str) -> GeniusError:

@@ -20,7 +20,7 @@ class PrecomputedEncoder:
         self.dim = dim
 
     @classmethod
-    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor]) -> "PrecomputedEncoder":
+    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "PrecomputedEncoder":
         """Restore from a stored configuration."""
         return cls(int(config["dim"]))
 

@@ -24,12 +24,12 @@ from genius.data.images import load_image
 from genius.data.items import Item, Query, clean_text
 from genius.encoders.base import Encoder, Prepared, Vectors
 from genius.encoders.loading import load_encoder
-from genius.encoders.model_files import HUB_ID
+from genius.encoders.model_files import HUB_ID, hub_library
 from genius.errors import BadImage, BadItem, BadModel, GeniusError
 from genius.model.decoder import Decoder, DecoderConfig
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion import Fusion
-from genius.model.hub import CARD, PLAIN_CARD, check_name, fetch, hub_library, upload
+from genius.model.hub import CARD, PLAIN_CARD, check_name, fetch, upload
 from genius.model.quantizer import Quantizer
 from genius.runtime.threads import over_blocks
 

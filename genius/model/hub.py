@@ -3,9 +3,8 @@
 import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from genius.encoders.model_files import HUB_ID, local_folder, needs_extra, reason
+from genius.encoders.model_files import HUB_ID, hub_library, local_folder, reason
 from genius.errors import GeniusError
 
 MODEL_FILES = ("config.json", "model.safetensors")
@@ -35,19 +34,6 @@ def fetch(name: str) -> Path:
     return local_folder(name, MODEL_FILES)
 
 
-def hub_library() -> Any:
-    """The package huggingface_hub.
-
-    Raises:
-        GeniusError: It is not installed.
-    """
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise needs_extra("Models of the hub need", "huggingface_hub") from error
-    return huggingface_hub
-
-
 def check_name(name: str) -> None:
     """Raise GeniusError if a name is not `owner/name`."""
     if HUB_ID.fullmatch(name) is None:
@@ -55,14 +41,7 @@ def check_name(name: str) -> None:
 
 
 def upload(folder: str | os.PathLike[str], name: str, message: str, private: bool) -> str:
-    """Upload a model folder as `owner/name`, with the token that `hf auth login` keeps.
-
-    Returns:
-        The address of the model's page.
-
-    Raises:
-        GeniusError: The hub refused, or cannot be reached.
-    """
+    """Upload a model folder as `owner/name`, with the token that `hf auth login` keeps; returns the page's address."""
     from huggingface_hub import errors
 
     try:

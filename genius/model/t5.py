@@ -91,7 +91,7 @@ def as_t5(decoder: Decoder, without_linear_head: bool = False) -> Any:
     if config.linear_head and not without_linear_head:
         raise GeniusError(
             "This decoder adds a linear head, from the query vector to its logits, which T5 cannot express. Train with "
-            "skip = false and written = 0, or export to ONNX, which can."
+            "linear_head = false and decoder_levels = 0, or export to ONNX, which can."
         )
     t5 = T5ForConditionalGeneration(
         T5Config(

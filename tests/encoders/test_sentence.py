@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer import modules
 from tiny_clip import WORDS
 
 from genius.encoders.base import Encoder, Prepared
-from genius.encoders.loading import load_encoder, pretrained_encoder
+from genius.encoders.loading import load_encoder
 from genius.encoders.sentence import SentenceEncoder
 from genius.errors import BadImage, BadModel, GeniusError
 
@@ -43,9 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(folder: Path) -> SentenceEncoder:
-    made = pretrained_encoder(folder)
-    assert isinstance(made, SentenceEncoder)
-    return made
+    return SentenceEncoder.from_hub(folder)
 
 
 def test_vectors_are_those_of_the_library(folder: Path, encoder: SentenceEncoder) -> None:

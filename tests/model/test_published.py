@@ -252,7 +252,7 @@ def test_with_the_encoders_file_it_reads_words_and_images(small: tuple[Path, Pat
     rq, decoder, out = small
     from tiny_clip import clip_tokenizer, openai_weights
 
-    from genius.encoders.clip import from_openai
+    from genius.encoders.clip import from_openai, openai_tokenizer
 
     weights = openai_weights(dim=SMALL.dim)
     clip = golden.write_checkpoint(tmp_path / "clip.pth", {f"clip_model.{name}": w for name, w in weights.items()})
@@ -261,7 +261,7 @@ def test_with_the_encoders_file_it_reads_words_and_images(small: tuple[Path, Pat
     model = Genius.from_pretrained(out)
     items = [Item("a", text="a red cat"), Item("b", image=draw_image("blue")), Item("c", "a dog", draw_image("red"))]
     vectors = model.encode_items(items)
-    direct = from_openai(weights, tmp_path / "tokenizer.json").encode([model.prepare(item) for item in items])
+    direct = from_openai(weights, openai_tokenizer(tmp_path)).encode([model.prepare(item) for item in items])
     np.testing.assert_allclose(vectors.image, direct.image, atol=1e-5)
     np.testing.assert_allclose(vectors.text, direct.text, atol=1e-5)
     published = Published(golden.SEED, SMALL)
