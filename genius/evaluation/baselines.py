@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
+from genius.evaluation.runs import id_bytes
 from genius.search.rerank import CodeVectors, top
 
 Floats = NDArray[np.float32]
@@ -27,6 +28,7 @@ TRAINING_POINTS = 32_768  # maximum: 128 for each of 256 centroids
 POINTS_PER_LIST = 32  # minimum; determines the number of lists
 PROBED = 16  # a search visits one list in 16, and at least 16 lists
 OPQ_ROUNDS = 20
+SEED = 0  # of centroids, rotations and the graph
 ROWS_AT_ONCE = 8192
 
 
@@ -34,41 +36,20 @@ ROWS_AT_ONCE = 8192
 class FaissBaseline:
     """A Faiss index.
 
-    Attributes:
-        name: One of FAISS_BASELINES.
-        bytes_per_item: Storage per item, counted as for our IDs: vectors, links, and codes including the number of the
-            item's list, without row numbers and without tables of the whole collection.
-        row_bytes: Bytes of an item's row number, if the index stores it.
-        table_bytes: Bytes of centroids, codebooks and rotation.
-        build_seconds: Time to build the index.
-        threads: Threads of a search.
-        dim: Dimension of the vectors.
-        index: The index.
+    bytes_per_item counts vectors, links, and codes with the number of the item's list. As for our IDs, it leaves out
+    row numbers and tables of the whole collection.
     """
 
     name: str
     bytes_per_item: float
-    row_bytes: int
-    table_bytes: int
     build_seconds: float
     threads: int
-    dim: int
     index: Any
 
     def search(self, queries: Floats, k: int) -> Ints:
-        """Find k rows per query.
-
-        Args:
-            queries: (q, d) normalised vectors.
-            k: Number of rows.
-
-        Returns:
-            (q, k) rows, best first, -1 where there are fewer.
-        """
-        asked = _checked(queries, "queries", self.dim)
-        _check_count(k, "k")
+        """Find k rows per normalised query (q, d): (q, k), best first, -1 where there are fewer."""
         with _threads(self.threads):
-            rows: Ints = self.index.search(asked, k)[1]
+            rows: Ints = self.index.search(queries, k)[1]
         return rows
 
 
@@ -80,23 +61,16 @@ class NearestCodes:
         codebooks: (size, d) for each level.
     """
 
-    name = "rq"
-
     def __init__(self, codes: ArrayLike, codebooks: Sequence[ArrayLike]) -> None:
-        start = time.perf_counter()
         self._vectors = CodeVectors(codebooks)
-        sizes = np.diff(self._vectors.bounds).tolist()
-        self._codes = _checked_codes(codes, sizes)
+        self._codes = np.asfortranarray(codes)  # read level by level
         self._norms = self._vectors.norms(self._codes)
-        self.bytes_per_item = sum((size - 1).bit_length() for size in sizes) / 8
-        self.build_seconds = time.perf_counter() - start
+        self.bytes_per_item = id_bytes(np.diff(self._vectors.bounds).tolist())
 
     def search(self, queries: Floats, k: int) -> Ints:
         """Find k rows per fused query (q, d): (q, k), best first, -1 where there are fewer."""
-        asked = _checked(queries, "queries", self._vectors.table.shape[1])
-        _check_count(k, "k")
-        rows = np.full((len(asked), k), -1, np.int64)
-        for query, products in enumerate(self._vectors.products(asked)):
+        rows = np.full((len(queries), k), -1, np.int64)
+        for query, products in enumerate(self._vectors.products(queries)):
             best = top(self._vectors.scores(products, self._codes) / self._norms, k)
             rows[query, : len(best)] = best
         return rows
@@ -106,71 +80,57 @@ def build_baseline(
     name: str,
     vectors: Floats,
     budget_bytes: float,
-    train: Floats | None = None,
     threads: int = 1,
-    seed: int = 0,
     added: Callable[[int], object] | None = None,
 ) -> FaissBaseline:
     """Build a Faiss index. Equal arguments give equal search results.
 
     Args:
         name: One of FAISS_BASELINES.
-        vectors: (n, d) items.
+        vectors: (n, d) items, at least one.
         budget_bytes: Bytes per item that the codes of ivfpq and opq may take. flat and hnsw store whole vectors.
-        train: (m, d) vectors that centroids are learned from. Default: the items. With few vectors there are fewer
-            centroids.
         threads: Threads of building and searching.
-        seed: Seed of centroids, rotations and the graph.
         added: Called with the number of items added, after each block.
 
     Raises:
-        GeniusError: Faiss is not installed, or an argument is not valid.
+        GeniusError: Faiss is not installed, or the budget is below one byte.
     """
-    items = _checked(vectors, "vectors")
-    if name not in FAISS_BASELINES:
-        hint = " Make it with NearestCodes(codes, codebooks)." if name == NearestCodes.name else ""
-        raise GeniusError(f"There is no Faiss baseline {name!r}; choose one of {', '.join(FAISS_BASELINES)}.{hint}")
-    if not len(items):
-        raise GeniusError("There are no vectors to build a baseline from. Check the pool: it is empty.")
-    _check_count(threads, "threads")
-    faiss = _faiss()
-    points = _training_points(items if train is None else _checked(train, "training vectors", items.shape[1]), seed)
+    faiss = load_faiss()
     start = time.perf_counter()
     # One thread: the graph depends on the order in which items are added.
     with _threads(1 if name == "hnsw" else threads):
-        index, measure = _MAKERS[name](faiss, items, points, budget_bytes, seed)
-        for first in range(0, len(items), ROWS_AT_ONCE):
-            block = items[first : first + ROWS_AT_ONCE]
+        index, measure = _MAKERS[name](faiss, vectors, _training_points(vectors), budget_bytes)
+        for first in range(0, len(vectors), ROWS_AT_ONCE):
+            block = vectors[first : first + ROWS_AT_ONCE]
             index.add(block)
             if added is not None:
                 added(len(block))
-        bytes_per_item, row_bytes, table_bytes = measure()
-    seconds = time.perf_counter() - start
-    return FaissBaseline(name, bytes_per_item, row_bytes, table_bytes, seconds, threads, items.shape[1], index)
+        bytes_per_item = measure()
+    return FaissBaseline(name, bytes_per_item, time.perf_counter() - start, threads, index)
 
 
-Measure = Callable[[], tuple[float, int, int]]
-"""Called after the items are added: bytes per item, bytes of its row number, bytes of the tables."""
+Measure = Callable[[], float]
+"""Called after the items are added: bytes per item."""
 
 
-def _make_flat(faiss: Any, items: Floats, points: Floats, budget: float, seed: int) -> tuple[Any, Measure]:
-    return faiss.IndexFlatIP(items.shape[1]), lambda: (4.0 * items.shape[1], 0, 0)
+def _make_flat(faiss: Any, items: Floats, points: Floats, budget: float) -> tuple[Any, Measure]:
+    return faiss.IndexFlatIP(items.shape[1]), lambda: 4.0 * items.shape[1]
 
 
-def _make_hnsw(faiss: Any, items: Floats, points: Floats, budget: float, seed: int) -> tuple[Any, Measure]:
+def _make_hnsw(faiss: Any, items: Floats, points: Floats, budget: float) -> tuple[Any, Measure]:
     index = faiss.IndexHNSWFlat(items.shape[1], HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
     graph = index.hnsw
     graph.efConstruction, graph.efSearch = HNSW_BUILD, HNSW_SEARCH
-    graph.rng = faiss.RandomGenerator(seed)
+    graph.rng = faiss.RandomGenerator(SEED)
 
-    def measure() -> tuple[float, int, int]:
+    def measure() -> float:
         links = 4 * graph.neighbors.size() + 8 * graph.offsets.size() + 4 * graph.levels.size()
-        return 4.0 * items.shape[1] + links / len(items), 0, 0
+        return 4.0 * items.shape[1] + links / len(items)
 
     return index, measure
 
 
-def _make_ivfpq(faiss: Any, items: Floats, points: Floats, budget: float, seed: int) -> tuple[Any, Measure]:
+def _make_ivfpq(faiss: Any, items: Floats, points: Floats, budget: float) -> tuple[Any, Measure]:
     """Items in lists by their nearest centroid, residuals product-quantized."""
     dim = items.shape[1]
     list_bits = _list_bits(len(items), len(points), budget)
@@ -178,20 +138,19 @@ def _make_ivfpq(faiss: Any, items: Floats, points: Floats, budget: float, seed: 
     parts, bits = _product(budget - list_bits / 8, dim, len(points))
     # The parts must be equally long: a rotation spreads the vector over a few more dimensions.
     rotation = faiss.RandomRotationMatrix(dim, _rounded_up(dim, parts))
-    rotation.init(seed)
+    rotation.init(SEED)
     inner = faiss.IndexIVFPQ(
         faiss.IndexFlatIP(rotation.d_out), rotation.d_out, lists, parts, bits, faiss.METRIC_INNER_PRODUCT
     )
     inner.nprobe = min(lists, max(PROBED, lists // PROBED))
     for settings in (inner.cp, inner.pq.cp):
-        settings.seed, settings.min_points_per_centroid = seed, 1
+        settings.seed, settings.min_points_per_centroid = SEED, 1
     index = faiss.IndexPreTransform(rotation, inner)
     index.train(points)
-    tables = 4 * rotation.d_out * (dim + lists + 2**bits)
-    return index, lambda: (inner.code_size + list_bits / 8, 8, tables)
+    return index, lambda: inner.code_size + list_bits / 8
 
 
-def _make_opq(faiss: Any, items: Floats, points: Floats, budget: float, seed: int) -> tuple[Any, Measure]:
+def _make_opq(faiss: Any, items: Floats, points: Floats, budget: float) -> tuple[Any, Measure]:
     """Product quantization after a learned rotation. A search compares all codes."""
     dim = items.shape[1]
     parts, bits = _product(budget, dim, len(points))
@@ -200,17 +159,16 @@ def _make_opq(faiss: Any, items: Floats, points: Floats, budget: float, seed: in
     inner = faiss.IndexPQ(rotation.d_out, parts, bits, faiss.METRIC_INNER_PRODUCT)
     learner = faiss.ProductQuantizer(rotation.d_out, parts, bits)
     for settings in (inner.pq.cp, learner.cp):
-        settings.seed, settings.min_points_per_centroid = seed, 1
+        settings.seed, settings.min_points_per_centroid = SEED, 1
     rotation.pq = learner
     index = faiss.IndexPreTransform(rotation, inner)
     # Faiss writes past its buffers if there are fewer points than dimensions, so repeat the points.
     index.train(np.resize(points, (max(len(points), rotation.d_out), dim)))
     rotation.pq = None  # it must not outlive `learner`
-    tables = 4 * rotation.d_out * (dim + 2**bits)
-    return index, lambda: (float(inner.code_size), 0, tables)
+    return index, lambda: float(inner.code_size)
 
 
-_MAKERS: dict[str, Callable[[Any, Floats, Floats, float, int], tuple[Any, Measure]]] = {
+_MAKERS: dict[str, Callable[[Any, Floats, Floats, float], tuple[Any, Measure]]] = {
     "flat": _make_flat,
     "hnsw": _make_hnsw,
     "ivfpq": _make_ivfpq,
@@ -236,22 +194,18 @@ def _rounded_up(dim: int, parts: int) -> int:
     return -(-dim // parts) * parts
 
 
-def _training_points(points: Floats, seed: int) -> Floats:
-    """Sample the training points; at least two, because a code needs a bit."""
-    if not len(points):
-        raise GeniusError(
-            "A baseline cannot learn from no training vectors. Leave `train` out to learn from the items."
-        )
-    if len(points) > TRAINING_POINTS:
-        rows = np.random.default_rng(seed).choice(len(points), TRAINING_POINTS, replace=False)
-        return points[np.sort(rows)]
-    return np.resize(points, (max(2, len(points)), points.shape[1]))
+def _training_points(items: Floats) -> Floats:
+    """A sample of the items to learn centroids from; at least two, because a code needs a bit."""
+    if len(items) > TRAINING_POINTS:
+        rows = np.random.default_rng(SEED).choice(len(items), TRAINING_POINTS, replace=False)
+        return items[np.sort(rows)]
+    return np.resize(items, (max(2, len(items)), items.shape[1]))
 
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
     """Set the number of threads of Faiss inside the context."""
-    faiss = _faiss()
+    faiss = load_faiss()
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
     try:
@@ -260,7 +214,8 @@ def _threads(count: int) -> Iterator[None]:
         faiss.omp_set_num_threads(before)
 
 
-def _faiss() -> Any:
+def load_faiss() -> Any:
+    """The module `faiss`. Raises GeniusError with a hint if it is not installed."""
     try:
         import faiss
     except ImportError as error:
@@ -268,33 +223,3 @@ def _faiss() -> Any:
             'The baselines need Faiss. Install it with: pip install "genius-search[baselines]"'
         ) from error
     return faiss
-
-
-def _checked(vectors: ArrayLike, what: str, dim: int | None = None) -> Floats:
-    array = np.ascontiguousarray(vectors, np.float32)
-    if array.ndim != 2 or not array.shape[1]:
-        raise GeniusError(f"The {what} have shape {array.shape}; a baseline needs (n, d).")
-    if dim is not None and array.shape[1] != dim:
-        raise GeniusError(f"The {what} have {array.shape[1]} dimensions, the collection has {dim}; use one model.")
-    bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
-    if len(bad):
-        raise GeniusError(f"Row {bad[0]} of the {what} holds values that are not numbers (NaN). Check what it encodes.")
-    return array
-
-
-def _checked_codes(codes: ArrayLike, sizes: list[int]) -> NDArray[np.integer]:
-    """Check codes, and store them level by level, as they are read."""
-    table = np.asfortranarray(codes)
-    if table.ndim != 2 or table.dtype.kind not in "iu" or not sizes or table.shape[1] != len(sizes):
-        raise GeniusError(
-            f"Codes of shape {table.shape} and type {table.dtype} do not fit {len(sizes)} codebooks: give integers "
-            "(n, levels), a codebook for each level."
-        )
-    if len(table) and ((table.min(axis=0) < 0) | (table.max(axis=0) >= sizes)).any():
-        raise GeniusError(f"Some codes lie outside their codebooks of {sizes} codes. Use the codebooks that made them.")
-    return table
-
-
-def _check_count(value: int, name: str) -> None:
-    if value < 1:
-        raise GeniusError(f"{name} is {value}; it must be at least 1.")

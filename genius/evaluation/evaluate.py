@@ -8,7 +8,6 @@ first k answers. The image of the query itself never counts as an answer.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from rich.progress import Progress
 from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, TaskData
 from genius.errors import BadData, BadModel, GeniusError
-from genius.evaluation.baselines import FAISS_BASELINES
+from genius.evaluation.baselines import FAISS_BASELINES, load_faiss
 from genius.evaluation.encoded_split import (
     EncodedSplit,
     encode_split,
@@ -154,10 +153,8 @@ def _check_arguments(settings: Sequence[str], methods: Sequence[str], beam: int,
     check_names(settings, SETTINGS, "setting")
     check_names(methods, METHODS + BASELINES, "method")
     SearchOptions(beam=beam, budget=budget)
-    if set(methods) & set(FAISS_BASELINES) and find_spec("faiss") is None:
-        raise GeniusError(
-            'The baselines need Faiss. Install it with: pip install "genius-search[baselines]", or leave them out.'
-        )
+    if set(methods) & set(FAISS_BASELINES):
+        load_faiss()
 
 
 def _check_model(model: VectorSearchModel, encoded: EncodedSplit, methods: Sequence[str]) -> None:
