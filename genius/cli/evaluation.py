@@ -53,7 +53,8 @@ def evaluate(
     """Measure the recall of exact search, of the search modes and of baselines on a benchmark."""
     from genius.data.mbeir import Benchmark
     from genius.evaluation.evaluate import evaluate as run_evaluation
-    from genius.evaluation.runs import METHODS, SETTINGS, tables
+    from genius.evaluation.recall_tables import terminal_tables
+    from genius.evaluation.runs import METHODS, SETTINGS
     from genius.model.genius import Genius
 
     results = run_evaluation(
@@ -70,7 +71,7 @@ def evaluate(
         out,
         stdout(),
     )
-    for table in tables(results):
+    for table in terminal_tables(results):
         stdout().print(table)
     if out is not None:
         say(f"All results are in {out}. Next: genius report {out} --out report.html")

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from genius.errors import BadData
 from genius.evaluation.id_schemes import SCHEMES, SINGLE_MODALITY
 from genius.evaluation.runs import METHODS, SETTINGS, check_names
 from genius.train.config import TrainConfig, check, make_config
@@ -16,7 +15,7 @@ TABLE = Path(__file__).parent / "ablations.toml"
 FUSIONS = ("image+text", "random")
 DIRECTIONS = ("reference", "harmful", "helpful", "mixed", "unknown")
 _ABOUT = {"table": "", "label": "", "ours": "", "against": None, "direction": "", "paper": None}
-_KEYS = {"name", "setting", "beam", "methods", "scheme", "fusion", "train", "quick", *_ABOUT}
+_KEYS = ("name", "setting", "beam", "methods", "scheme", "fusion", "train", "quick", *_ABOUT)
 
 
 @dataclass(frozen=True)
@@ -65,40 +64,24 @@ class AblationPlan:
     limit: int | None
 
 
-def read_ablations(quick: bool, path: Path = TABLE) -> AblationPlan:
-    """Read an ablation file in its quick or full size.
+def read_ablations(quick: bool) -> AblationPlan:
+    """Read ablations.toml in its quick or full size.
 
     Raises:
-        BadData: The file cannot be read, or a row is not valid.
+        GeniusError: A row is not valid.
     """
-    try:
-        table = tomllib.loads(path.read_text())
-        size = dict(table["quick" if quick else "full"])
-        minutes, limit = float(size.pop("minutes")), size.pop("limit", None)
-        rows = [_row(table["defaults"] | row, size, quick, str(path)) for row in table["row"]]
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise BadData(f"{path} cannot be read as a list of ablations: {error}") from error
-    except KeyError as error:
-        raise BadData(f"{path}: {error} is missing. Compare with the file that comes with this package.") from error
-    names = [row.name for row in rows]
-    for row in rows:
-        if names.count(row.name) > 1:
-            raise BadData(f"{path} has two rows named {row.name}. Rename one of them.")
-        if row.about["against"] not in (None, *names):
-            raise BadData(f"{path}: {row.name} is compared with {row.about['against']}, which does not exist.")
-    return AblationPlan(tuple(rows), minutes, limit)
+    table = tomllib.loads(TABLE.read_text())
+    size = table["quick" if quick else "full"]
+    minutes, limit = size.pop("minutes"), size.pop("limit", None)
+    return AblationPlan(tuple(_row(table["defaults"] | row, size, quick) for row in table["row"]), minutes, limit)
 
 
-def _row(values: dict[str, Any], size: dict[str, Any], quick: bool, where: str) -> AblationRow:
-    where = f"{where}, row {values['name']}"
-    unknown = set(values) - _KEYS
-    if unknown:
-        raise BadData(f"{where}: there is no setting {sorted(unknown)[0]!r}. Known are: {', '.join(sorted(_KEYS))}.")
-    known = {"setting": SETTINGS, "scheme": SCHEMES, "fusion": FUSIONS, "direction": DIRECTIONS}
-    for key, allowed in known.items():
-        if values[key] not in allowed:
-            raise BadData(f"{where}: {key} is {values[key]!r}; it must be one of {', '.join(allowed)}.")
-    check_names(values["methods"], METHODS, "method")
+def _row(values: dict[str, Any], size: dict[str, Any], quick: bool) -> AblationRow:
+    where = f"{TABLE.name}, row {values['name']}"
+    check_names(list(values), _KEYS, f"{where}: setting")
+    for key, known in {"setting": SETTINGS, "scheme": SCHEMES, "fusion": FUSIONS, "direction": DIRECTIONS}.items():
+        check_names([values[key]], known, f"{where}: {key}")
+    check_names(values["methods"], METHODS, f"{where}: method")
     changes = values.get("train", {})
     if quick:
         changes = values.get("quick", changes)

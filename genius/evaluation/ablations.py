@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -31,10 +31,12 @@ from genius.data.splits import SplitData, Vocabulary, read_split
 from genius.encoders.base import Vectors
 from genius.encoders.mini import MiniEncoder
 from genius.errors import BadData, GeniusError
-from genius.evaluation.ablation_rows import TABLE, AblationRow, AblationTraining, digest, read_ablations
+from genius.evaluation.ablation_rows import AblationRow, AblationTraining, digest, read_ablations
 from genius.evaluation.encoded_split import EncodedSplit, sampled_rows
+from genius.evaluation.estimate import mean_percent
 from genius.evaluation.evaluate import evaluate_encoded
 from genius.evaluation.id_schemes import SINGLE_MODALITY, make_scheme
+from genius.evaluation.recall_tables import recall
 from genius.evaluation.runs import TaskResult, codebook_use
 from genius.model.decoder import Decoder
 from genius.model.decoder_runtime import DecoderRuntime
@@ -51,6 +53,7 @@ from genius.train.loop import progress_bar, run_stage
 from genius.train.quantizer import QuantizerStage
 
 FORMAT = 1
+SPLIT = "test"
 CUT = 5  # all ablations of the paper are Recall@5
 REBUILT = 2000  # candidates in quantized.npz
 WITH, WITHOUT = "random-start", "no-contrastive"
@@ -69,9 +72,7 @@ def ablate(
     rows: Sequence[str] | None = None,
     limit: int | None = None,
     console: Console | None = None,
-    split: str = "test",
     workers: int | None = None,
-    table: Path = TABLE,
 ) -> list[dict[str, Any]]:
     """Train and measure the ablations that `out` does not hold yet.
 
@@ -84,9 +85,7 @@ def ablate(
         rows: Names of rows. Default: all.
         limit: Maximum number of queries per task.
         console: Where progress is shown.
-        split: The split to measure.
         workers: Trainings at a time. Default: one per core.
-        table: The ablation file.
 
     Returns:
         The rows of ablations.json.
@@ -95,15 +94,15 @@ def ablate(
         GeniusError: An argument is not valid, or `out` holds other ablations.
     """
     console = console or Console()
-    plan = read_ablations(quick, table)
+    plan = read_ablations(quick)
     chosen = _chosen(plan.rows, rows)
     limit = plan.limit if limit is None else limit
     if limit is not None and limit < 1:
         raise BadData(f"The limit is {limit} queries per task; it must be at least 1.")
     loaded, config = Genius.from_pretrained(model), plan.rows[0].training.config
     resolved = tuple(str(Path(root).resolve()) for root in roots)
-    run = AblationRun(resolved, str(out), split, limit, config.seed, config.derived_prompts)
-    facts = {"data": list(resolved), "model": loaded.fingerprint, "quick": quick, "split": split, "limit": limit}
+    run = AblationRun(resolved, str(out), limit, config.seed, config.derived_prompts)
+    facts = {"data": list(resolved), "model": loaded.fingerprint, "quick": quick, "split": SPLIT, "limit": limit}
     check_same_run(run.folder() / "ablate.json", facts, out, "ablations with other data, another model or another size")
 
     missing = [row for row in chosen if not run.row_path(row).exists()]
@@ -184,7 +183,6 @@ class AblationRun:
 
     roots: tuple[str, ...]
     out: str
-    split: str
     limit: int | None
     seed: int
     derived_prompts: float
@@ -224,7 +222,7 @@ def _read(run: AblationRun) -> tuple[TrainingData, SplitData, Vocabulary, Vocabu
     data = TrainingData([Path(root) for root in run.roots], run.seed, run.derived_prompts)
     data.val.tasks = [task.select(np.arange(min(VALIDATION_QUERIES, len(task)))) for task in data.val.tasks]
     texts, images = Vocabulary(), Vocabulary()
-    test = read_split([Benchmark(Path(root)) for root in run.roots], run.split, texts, images)
+    test = read_split([Benchmark(Path(root)) for root in run.roots], SPLIT, texts, images)
     return data, test, texts, images
 
 
@@ -354,7 +352,7 @@ def measure(run: AblationRun, rows: Sequence[AblationRow]) -> None:
             )
         result = {
             "seconds": round(spent + time.monotonic() - started, 1),
-            "results": [result.as_dict() for result in done[key]],
+            "results": [asdict(result) for result in done[key]],
             **means(done[key]),
             "codebooks": use,
         }
@@ -363,14 +361,14 @@ def measure(run: AblationRun, rows: Sequence[AblationRow]) -> None:
 
 def means(results: Sequence[TaskResult]) -> dict[str, Any]:
     """The mean Recall@5 over tasks of each method, and its 95 % interval from those of the tasks."""
-    mean, interval = {}, {}
-    for method in dict.fromkeys(result.method for result in results):
-        of = [result for result in results if result.method == method]
-        mean[method] = float(np.mean([result.recall[CUT] for result in of]))
-        half = [(result.interval[CUT][1] - result.interval[CUT][0]) / 2 for result in of]
-        width = float(np.sqrt(np.square(half).sum())) / len(of)  # the tasks' queries are independent samples
-        interval[method] = (max(0.0, mean[method] - width), min(100.0, mean[method] + width))
-    return {"mean": mean, "interval": interval}
+    estimates = {
+        method: mean_percent([recall(result, CUT) for result in results if result.method == method])
+        for method in dict.fromkeys(result.method for result in results)
+    }
+    return {
+        "mean": {method: e.value for method, e in estimates.items()},
+        "interval": {method: (e.low, e.high) for method, e in estimates.items()},
+    }
 
 
 def _write_results(run: AblationRun, quick: bool, rows: Sequence[AblationRow]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, TaskData
-from genius.errors import BadData, BadModel, GeniusError
+from genius.errors import BadData, GeniusError
 from genius.evaluation.baselines import FAISS_BASELINES, load_faiss
 from genius.evaluation.encoded_split import (
     EncodedSplit,
@@ -83,7 +83,11 @@ def evaluate(
     Raises:
         GeniusError: An argument is not valid, or the benchmark cannot be read or encoded.
     """
-    _check_arguments(settings, methods, beam, budget)
+    check_names(settings, SETTINGS, "setting")
+    check_names(methods, METHODS + BASELINES, "method")
+    SearchOptions(beam=beam, budget=budget)
+    if set(methods) & set(FAISS_BASELINES):
+        load_faiss()
     asked = read_evaluation_split(benchmark, split, limit, tasks, prompts)
     _check_tasks(asked.data, settings)
     run = None
@@ -109,8 +113,8 @@ def evaluate_encoded(
     run: RunFolder | None = None,
 ) -> list[TaskResult]:
     """Measure methods on every task of an encoded split. Results that `run` holds are not measured again."""
-    _check_arguments(settings, methods, beam, budget)
-    _check_model(model, encoded, methods)
+    if model.quantizer is None and {"codes", "rq"} & set(methods):
+        raise GeniusError("Without a quantizer there is no search by codes. Leave out the methods codes and rq.")
     _check_tasks(encoded.data, settings)
     data, results = encoded.data, []
     jobs = [(setting, task, method) for setting in settings for task in data.tasks for method in methods]
@@ -147,35 +151,6 @@ def _model_facts(model: Genius) -> dict[str, object]:
 
 
 # Checks before anything is searched
-
-
-def _check_arguments(settings: Sequence[str], methods: Sequence[str], beam: int, budget: int) -> None:
-    check_names(settings, SETTINGS, "setting")
-    check_names(methods, METHODS + BASELINES, "method")
-    SearchOptions(beam=beam, budget=budget)
-    if set(methods) & set(FAISS_BASELINES):
-        load_faiss()
-
-
-def _check_model(model: VectorSearchModel, encoded: EncodedSplit, methods: Sequence[str]) -> None:
-    """Refuse vectors and codes that another model made."""
-    config = model.decoder_runtime.config
-    sizes, count = np.array(config.sizes), len(encoded.data.text)
-    if model.quantizer is None and {"codes", "rq"} & set(methods):
-        raise GeniusError("Without a quantizer there is no search by codes. Leave out the methods codes and rq.")
-    for name, vectors in (("texts", encoded.texts), ("images", encoded.images)):
-        if vectors.shape[1] != config.dim:
-            raise BadModel(
-                f"The vectors of the {name} have {vectors.shape[1]} dimensions, the model's decoder has {config.dim}: "
-                "they are another model's. Encode the split with this one."
-            )
-        if not np.isfinite(vectors).all():
-            raise BadData(f"Some vectors of the {name} hold values that are not numbers (NaN). Check the model.")
-    if encoded.codes.shape != (count, len(sizes)) or (encoded.codes >= sizes).any():
-        raise BadModel(
-            f"The candidates' IDs of shape {encoded.codes.shape} do not fit {count} candidates and the decoder's "
-            f"levels {tuple(sizes.tolist())}: they are another model's. Encode the split with this one."
-        )
 
 
 def _check_tasks(data: SplitData, settings: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Tables and charts of a run: recall, its ratio to exact search, storage, time, use of the codebooks."""
+"""Tables and charts of a run, for the report and the terminal: recall, ratio to exact search, storage, time, codes."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.table import Table as TerminalTable
 
 from genius.evaluation import paper
 from genius.evaluation.charts import Chart, trade_off
@@ -63,6 +65,12 @@ class SettingResults:
         return float(np.mean(values)) if len(values) == len(self.tasks) else math.nan
 
     @property
+    def metrics(self) -> dict[str, str]:
+        """Names of the metrics that were measured -> number format."""
+        spread = any(result.spread for result in self.results.values())
+        return {name: form for name, (_, form) in METRICS.items() if spread or name != "spread over prompts"}
+
+    @property
     def task_count(self) -> str:
         """Such as '8 tasks'."""
         return "one task" if len(self.tasks) == 1 else f"{len(self.tasks)} tasks"
@@ -77,6 +85,41 @@ def recall(result: TaskResult, cut: int | None = None) -> Estimate:
 def recall_cell(estimate: Estimate | None, look: str = "") -> Cell:
     """Recall with its interval; a dash for None."""
     return Cell(estimate, estimate.interval, look) if estimate else Cell("–")
+
+
+def terminal_tables(results: Sequence[TaskResult]) -> Iterator[TerminalTable]:
+    """Recall of each setting with half the width of the 95 % interval, and means over the tasks.
+
+    The baselines get a second table, beside exact search: all methods together do not fit a terminal.
+    """
+    for one in SettingResults.all(results):
+        ours, baselines = ([m for m in group if m in one.methods] for group in (METHODS, BASELINES))
+        if ours:
+            yield _terminal_table(f"Recall@5, %, {one.setting} pools, ± half the 95 % interval", one, ours)
+        if baselines:
+            compared = ["exact"] * ("exact" in ours) + baselines
+            yield _terminal_table(f"Baselines: Recall@5, %, {one.setting} pools", one, compared)
+
+
+def _terminal_table(title: str, one: SettingResults, methods: Sequence[str]) -> TerminalTable:
+    table = TerminalTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("task", no_wrap=True)
+    for method in methods:
+        table.add_column(method.replace("-", "-\n"), justify="right")
+    for task in one.tasks:
+        result = one.any_result(task)
+        cut = headline(result.dataset)
+        label = f"{task if cut == 5 else f'{task} (@{cut})'}\n[dim]{result.queries:,} in {result.candidates:,}[/]"
+        found = [one.recall(task, method) for method in methods]
+        table.add_row(label, *(f"{e}\n[dim]±{e.half:.1f}[/]" if e else "–" for e in found))
+    table.add_section()
+    means = [one.mean(method) for method in methods]
+    table.add_row("mean", *(f"[bold]{mean or '–'}[/]" for mean in means))
+    if exact := one.mean("exact"):
+        table.add_row("ratio to exact", *(_ratio(mean, exact, 3) for mean in means))
+    for name, form in one.metrics.items():
+        table.add_row(name, *(_format(one.average(method, name), form) for method in methods))
+    return table
 
 
 def run_sections(run: dict[str, Any], results: Sequence[TaskResult]) -> Iterator[Section]:
@@ -146,11 +189,9 @@ def _best_in_bold(estimates: dict[str, Estimate | None]) -> list[Cell]:
 
 def _means_table(one: SettingResults) -> Table:
     """Mean of every metric over the tasks, method by method."""
-    spread = any(result.spread for result in one.results.values())
-    metrics = {name: form for name, (_, form) in METRICS.items() if spread or name != "spread over prompts"}
-    table = Table([one.name, *(f"R@{cut}" for cut in CUTS), *metrics])
+    table = Table([one.name, *(f"R@{cut}" for cut in CUTS), *one.metrics])
     for method in filter(one.mean, one.methods):
-        values = [_format(one.average(method, name), form) for name, form in metrics.items()]
+        values = [_format(one.average(method, name), form) for name, form in one.metrics.items()]
         table.add(method, *(recall_cell(one.mean(method, cut)) for cut in CUTS), *values)
     return table
 

@@ -1,4 +1,4 @@
-"""Results of an evaluation, the folder that stores them, and tables for the terminal.
+"""Results of an evaluation, and the folder that stores them.
 
 run.json                                 what was measured, all results, codebook use
 results/{setting}.{task}.{method}.json   one result each; results found here are not measured again
@@ -8,19 +8,17 @@ trec/{setting}/{task}.qrels              and {task}.{method}.run, for trec_eval 
 
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from genius.data.splits import SplitData, TaskData
 from genius.errors import BadData, GeniusError
+from genius.train.files import write_arrays, write_json, write_text
 
 METHODS = ("exact", "exact-modality", "fused", "generate", "rerank", "fast", "codes")
 """exact: all stage-1 vectors; exact-modality: those of the target modality; fused: all fused vectors; generate, rerank,
@@ -93,14 +91,9 @@ class TaskResult:
     bytes: float
     spread: dict[int, float] | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON form, in which the values of k are strings."""
-        made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return made
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TaskResult":
-        """Inverse of `as_dict`."""
+        """From its JSON form, in which the values of k are strings."""
         spread = values["spread"]
         return cls(
             **values
@@ -187,12 +180,12 @@ class RunFolder:
         trec.mkdir(parents=True, exist_ok=True)
         qrels = trec / f"{result.task}.qrels"
         if not qrels.exists():
-            _write(qrels, (f"{task.qids[query]} 0 {split.dids[row]} 1\n" for query, row in right.T))
+            write_text(qrels, (f"{task.qids[query]} 0 {split.dids[row]} 1\n" for query, row in right.T))
         for number, found in enumerate(answers, 1):
             name = f"{result.task}.{result.method}" + (f".prompt{number}" if number > 1 else "")
-            _write(trec / f"{name}.run", _trec_lines(split, task, result.method, found))
+            write_text(trec / f"{name}.run", _trec_lines(split, task, result.method, found))
         name = f"{result.setting}.{result.task}.{result.method}.json"
-        _write(self.folder / "results" / name, [json.dumps(result.as_dict(), indent=1) + "\n"])
+        write_json(self.folder / "results" / name, asdict(result), indent=1)
         self.results[result.setting, result.task, result.method] = result
         self._write_run()
 
@@ -201,10 +194,10 @@ class RunFolder:
             task, number = result.task.rsplit("_task", 1)
             return SETTINGS.index(result.setting), int(number), task, (METHODS + BASELINES).index(result.method)
 
-        results = [result.as_dict() for result in sorted(self.results.values(), key=place)]
+        results = [asdict(result) for result in sorted(self.results.values(), key=place)]
         seconds = round(self.seconds_before + time.monotonic() - self.started, 3)
         run = self.facts | {"seconds": seconds, "results": results}
-        _write(self.folder / "run.json", [json.dumps(run, indent=1) + "\n"])
+        write_json(self.folder / "run.json", run, indent=1)
 
     def load_vectors(self) -> dict[str, np.ndarray]:
         """The arrays last given to `save_vectors`, or none."""
@@ -218,11 +211,8 @@ class RunFolder:
 
     def save_vectors(self, **arrays: np.ndarray) -> None:
         """Store arrays with the fingerprint of the model and the digest of the benchmark."""
-        fingerprint, digest = self._origin
-        part = self.folder / "vectors.part.npz"
-        stored: dict[str, Any] = {"fingerprint": fingerprint, "digest": digest, **arrays}
-        np.savez(part, **stored)
-        os.replace(part, self.folder / "vectors.npz")
+        fingerprint, digest = map(np.asarray, self._origin)
+        write_arrays(self.folder / "vectors.npz", {"fingerprint": fingerprint, "digest": digest, **arrays})
 
     @property
     def _origin(self) -> tuple[str, str]:
@@ -239,76 +229,3 @@ def _trec_lines(split: SplitData, task: TaskData, method: str, answers: np.ndarr
     for qid, found in zip(task.qids, answers, strict=True):
         for rank, row in enumerate(found[found >= 0], 1):
             yield f"{qid} Q0 {split.dids[row]} {rank} {1 / rank:.6f} genius-{method}\n"
-
-
-def _write(path: Path, lines: Iterable[str]) -> None:
-    """Write all lines or, if interrupted, none."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(lines)
-    os.replace(part, path)
-
-
-# Tables for the terminal
-
-
-def tables(results: Sequence[TaskResult]) -> Iterator[Table]:
-    """One table of recall per setting, with half the width of the 95 % interval and means over the tasks.
-
-    The recall is Recall@5, or Recall@10 for the data sets that M-BEIR reports so. The baselines get a second table,
-    beside exact search: all methods together do not fit a terminal.
-    """
-    used = {result.method for result in results}
-    ours, baselines = ([method for method in group if method in used] for group in (METHODS, BASELINES))
-    for setting in dict.fromkeys(result.setting for result in results):
-        mine = [result for result in results if result.setting == setting]
-        if ours:
-            yield _table(f"Recall@5, %, {setting} pools, ± half the 95 % interval", mine, ours)
-        if baselines:
-            yield _table(f"Baselines: Recall@5, %, {setting} pools", mine, ["exact"] * ("exact" in used) + baselines)
-
-
-def _table(title: str, results: Sequence[TaskResult], methods: Sequence[str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("task", no_wrap=True)
-    for name in methods:
-        table.add_column(name.replace("-", "-\n"), justify="right")
-    found = {(result.task, result.method): result for result in results}
-    for task in dict.fromkeys(result.task for result in results):
-        one = found[task, methods[0]]
-        label = task if headline(one.dataset) == 5 else f"{task} (@{headline(one.dataset)})"
-        pool = f"[dim]{one.queries:,} in {one.candidates:,}[/]"
-        table.add_row(f"{label}\n{pool}", *(_cell(found[task, method]) for method in methods))
-    table.add_section()
-    for name, cells in _summary([[result for result in results if result.method == method] for method in methods]):
-        table.add_row(name, *cells)
-    return table
-
-
-def _cell(result: TaskResult) -> str:
-    cut = headline(result.dataset)
-    low, high = result.interval[cut]
-    return f"{result.recall[cut]:.1f}\n[dim]±{(high - low) / 2:.1f}[/]"
-
-
-def _summary(columns: list[list[TaskResult]]) -> Iterator[tuple[str, list[str]]]:
-    """Rows below the tasks: means over the tasks, one column per method."""
-
-    def row(name: str, metric: Callable[[TaskResult], float], form: str) -> tuple[str, list[str]]:
-        return name, [format(float(np.mean([metric(result) for result in results])), form) for results in columns]
-
-    def main_recall(result: TaskResult) -> float:
-        return result.recall[headline(result.dataset)]
-
-    name, means = row("mean", main_recall, ".1f")
-    yield name, [f"[bold]{mean}[/]" for mean in means]
-    if columns[0][0].method == "exact":
-        exact = max(float(np.mean([main_recall(result) for result in columns[0]])), 1e-9)
-        yield row("ratio to exact", lambda result: main_recall(result) / exact, ".3f")
-    if any(result.spread for results in columns for result in results):
-        yield row("spread over prompts", lambda r: r.spread[headline(r.dataset)] if r.spread else 0.0, ".1f")
-    yield row("MRR@10", lambda result: result.mrr, ".3f")
-    yield row("nDCG@10", lambda result: result.ndcg, ".3f")
-    yield row("right modality, %", lambda result: result.right_modality, ".1f")
-    yield row("ms per query", lambda result: 1000 * result.seconds, ".2f")
-    yield row("bytes per item", lambda result: result.bytes, ",.4g")

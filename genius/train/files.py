@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,9 +20,19 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     os.replace(temporary, path)
 
 
+def write_text(path: Path, lines: Iterable[str]) -> None:
+    """Write lines, which end in line feeds, as UTF-8."""
+
+    def write(part: Path) -> None:
+        with open(part, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(lines)
+
+    write_atomically(path, write)
+
+
 def write_json(path: Path, value: Any, indent: int | None = None) -> None:
     """Write a value as JSON."""
-    write_atomically(path, lambda part: part.write_text(json.dumps(value, indent=indent) + "\n"))
+    write_text(path, [json.dumps(value, indent=indent) + "\n"])
 
 
 def write_arrays(path: Path, arrays: np.ndarray | dict[str, np.ndarray]) -> None:

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from genius.errors import BadData
-from genius.train.files import write_atomically, write_json
+from genius.train.files import write_atomically, write_json, write_text
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -248,7 +248,7 @@ def _drop_later_lines(log: Path, stage: str, step: int) -> None:
     if not log.exists():
         return
     kept = [line for line in read_log(log) if line["stage"] != stage or line["step"] <= step]
-    write_atomically(log, lambda p: p.write_text("".join(json.dumps(line) + "\n" for line in kept)))
+    write_text(log, (json.dumps(line) + "\n" for line in kept))
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:

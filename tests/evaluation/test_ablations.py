@@ -16,6 +16,7 @@ from genius.data.images import load_image
 from genius.data.items import Item
 from genius.encoders.base import Prepared
 from genius.errors import BadData, GeniusError
+from genius.evaluation import ablation_rows
 from genius.evaluation import ablations as module
 from genius.evaluation.ablation_rows import AblationRow, AblationTraining, read_ablations
 from genius.evaluation.ablations import ablate, means
@@ -168,20 +169,29 @@ def write_table(path: Path, rows: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('setting = "everywhere"\nbeam = 5\ndirection = "unknown"', "setting is 'everywhere'.*local"),
-        ('setting = "local"\nbeam = 5\ndirection = "bad"', "direction is 'bad'"),
-        ('setting = "local"\nbeam = 5\ndirection = "unknown"\nscheme = "string"', "scheme is 'string'"),
-        ('setting = "local"\nbeam = 5\ndirection = "unknown"\nbeems = 3', "no setting 'beems'"),
-        ('setting = "local"\nbeam = 5\ndirection = "unknown"\nagainst = "nobody"', "compared with nobody"),
+        ('setting = "everywhere"\nbeam = 5\ndirection = "unknown"', "setting 'everywhere'.*local"),
+        ('setting = "local"\nbeam = 5\ndirection = "bad"', "direction 'bad'"),
+        ('setting = "local"\nbeam = 5\ndirection = "unknown"\nscheme = "string"', "scheme 'string'"),
+        ('setting = "local"\nbeam = 5\ndirection = "unknown"\nbeems = 3', "setting 'beems'"),
         ('setting = "local"\nbeam = 5\ndirection = "unknown"\ntrain = {decoder = {sizes = 3}}', "no setting 'sizes'"),
         ('setting = "local"\nbeam = 5\ndirection = "unknown"\ntrain = {quantizer = {levels = 0}}', "at least 1"),
-        ('setting = "local"\nbeam = 5\ndirection = "unknown"\nmethods = ["magic"]', "no method 'magic'"),
-        ('beam = 5\ndirection = "unknown"', "'setting' is missing"),
+        ('setting = "local"\nbeam = 5\ndirection = "unknown"\nmethods = ["magic"]', "method 'magic'"),
     ],
 )
-def test_a_row_that_cannot_be_meant_is_refused(tmp_path: Path, row: str, message: str) -> None:
+def test_a_row_that_cannot_be_meant_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, message: str
+) -> None:
+    table = write_table(tmp_path / "rows.toml", {"base": ROWS["base"], "odd": row})
+    monkeypatch.setattr(ablation_rows, "TABLE", table)
     with pytest.raises(GeniusError, match=message):
-        read_ablations(False, write_table(tmp_path / "rows.toml", {"base": ROWS["base"], "odd": row}))
+        read_ablations(False)
+
+
+def test_rows_have_names_of_their_own_and_are_compared_with_rows_that_exist() -> None:
+    rows = read_ablations(True).rows
+    names = {row.name for row in rows}
+    assert len(names) == len(rows)
+    assert {row.about["against"] for row in rows} <= {None, *names}
 
 
 # --- training and measuring -------------------------------------------------------------------------------------------
@@ -195,8 +205,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Tiny vectors, and trees and classifiers that so little data is enough for."""
+    monkeypatch.setattr(ablation_rows, "TABLE", write_table(tmp_path / "rows.toml", ROWS))
 
     def encode_all(model: Genius, texts: list[str], images: list[str], *_: object) -> FrozenVectors:
         pixels = [Prepared(model.encoder.pixels(load_image(path)), "") for path in images]
@@ -209,8 +220,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(bench: Path, out: Path, **options: Any) -> list[dict[str, Any]]:
-    table = write_table(out.parent / "rows.toml", ROWS)
-    return ablate([bench], out, table=table, console=QUIET, workers=1, **options)
+    return ablate([bench], out, console=QUIET, **{"workers": 1} | options)
 
 
 def forbid(*_: object) -> None:
@@ -283,9 +293,9 @@ def test_what_is_missing_is_made_without_training_again(
 def test_a_row_that_changed_is_made_anew(bench: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     table = write_table(tmp_path / "rows.toml", {"base": ROWS["base"]})
-    ablate([bench], out, table=table, console=QUIET, workers=1)
+    run(bench, out)
     table.write_text(table.read_text().replace("beam = 5", "beam = 1"))
-    (row,) = ablate([bench], out, table=table, console=QUIET, workers=1)
+    (row,) = run(bench, out)
     assert row["beam"] == 1
     assert len(list((out / "rows").iterdir())) == 2
     assert len(list((out / "decoders").iterdir())) == 1
@@ -296,7 +306,7 @@ def test_a_folder_holds_ablations_of_one_kind(bench: Path, tmp_path: Path) -> No
     out = tmp_path / "out"
     run(bench, out, rows=["base"], limit=2)
     assert {score["queries"] for score in json.loads((out / "ablations.json").read_text())["rows"][0]["results"]} == {2}
-    for other in ({"limit": 3}, {"limit": 2, "model": "other"}, {"limit": 2, "split": "val"}):
+    for other in ({"limit": 3}, {"limit": 2, "model": "other"}):
         with pytest.raises(BadData, match=r"holds ablations with other data.*--out"):
             run(bench, out, rows=["base"], **other)
 
@@ -306,8 +316,8 @@ def test_the_undivided_quantizer_is_not_told_the_modality(bench: Path, tmp_path:
     """Its first code is the same for all items, and stage 2 of ours is not."""
     out = tmp_path / "out"
     run(bench, out, rows=["base", "plain"])
-    rows = {row.name: row for row in read_ablations(False, out.parent / "rows.toml").rows}
-    place = module.AblationRun((str(bench.resolve()),), str(out), "test", None, 0, 0.2)
+    rows = {row.name: row for row in read_ablations(False).rows}
+    place = module.AblationRun((str(bench.resolve()),), str(out), None, 0, 0.2)
     ours, plain = (module.train_quantizer(place, rows[name].training) for name in ("base", "plain"))
     assert set(plain.data.train.modality.tolist()) == {0}
     assert set(ours.data.train.modality.tolist()) == {0, 1, 2}
@@ -369,8 +379,7 @@ def test_the_vectors_are_those_of_the_models_heads(bench: Path, tmp_path: Path, 
 def test_workers_do_the_same_as_one_process(bench: Path, tmp_path: Path, tiny: None) -> None:
     names = ["base", "wide", "plain"]
     alone = run(bench, tmp_path / "alone", rows=names)
-    table = tmp_path / "rows.toml"
-    together = ablate([bench], tmp_path / "two", table=table, rows=names, console=QUIET, workers=2)
+    together = run(bench, tmp_path / "two", rows=names, workers=2)
     assert [row["mean"] for row in together] == [row["mean"] for row in alone]
 
 

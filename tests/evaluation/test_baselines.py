@@ -236,7 +236,7 @@ def test_no_codes_give_no_rows() -> None:
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_less_than_a_byte_per_item_is_refused(name: str) -> None:
-    with pytest.raises(GeniusError, match="0.9 bytes per item are too few"):
+    with pytest.raises(GeniusError, match=r"0\.9 bytes per item are too few"):
         build_baseline(name, ITEMS, 0.9)
 
 

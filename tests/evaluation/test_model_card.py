@@ -1,6 +1,7 @@
 """Model cards: metadata that the hub can read, the results of the model's own run and no other's."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from genius.evaluation.runs import TaskResult
 def score(task: str, method: str, recall: float, setting: str = "local") -> dict[str, Any]:
     dataset = task.split("_")[0]
     cuts = {1: recall / 2, 5: recall, 10: recall + 5}
-    return TaskResult(
+    result = TaskResult(
         setting,
         task,
         dataset,
@@ -31,7 +32,8 @@ def score(task: str, method: str, recall: float, setting: str = "local") -> dict
         99.0,
         0.001,
         12.25,
-    ).as_dict()
+    )
+    return asdict(result)
 
 
 def write_run(folder: Path, fingerprint: str, scores: list[dict[str, Any]], **facts: Any) -> Path:
