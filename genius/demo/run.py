@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -61,22 +60,15 @@ EXAMPLES = (
 def run_demo(
     folder: str | os.PathLike[str] = "demo", model: "Genius | None" = None, console: Console | None = None
 ) -> Path:
-    """Runs the demo.
-
-    Args:
-        folder: Where to keep images, index and gallery.
-        model: The model to search with; the bundled model if None.
-        console: Where to print.
-
-    Returns:
-        The path of the gallery page.
+    """Runs the demo and returns the path of the gallery page. Default model: the bundled one.
 
     Raises:
         BadIndex: The folder holds an index that the demo did not make.
     """
     console = console or Console(highlight=False)
     folder = Path(folder).resolve()
-    collection = _build(folder / "images", console)
+    collection = build_collection(folder / "images", console)
+    console.print(f"{len(collection.emoji):,} emoji, drawn by Twemoji and by OpenMoji.")
     index = _open_index(folder / "emoji.genius", collection.items(), model, console)
     entries = search_examples(index, collection)
     console.print(hits_table(entries))
@@ -154,15 +146,6 @@ def _codes(hit: "Hit") -> Text:
     return Text(str(hit.codes[0]), style=f"bold {_STYLES[hit.modality]}") + Text(
         "".join(f" {code}" for code in hit.codes[1:]), style="dim"
     )
-
-
-def _build(folder: Path, console: Console) -> EmojiCollection:
-    columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("drawing", total=None)
-        collection = build_collection(folder, lambda done, total: bar.update(task, completed=done, total=total))
-    console.print(f"{len(collection.emoji):,} emoji, drawn by Twemoji and by OpenMoji.")
-    return collection
 
 
 def _open_index(path: Path, items: list[Item], model: "Genius | None", console: Console) -> "Index":

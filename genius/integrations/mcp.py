@@ -7,7 +7,6 @@ sends is opened. Needs the `mcp` package: pip install "genius-search[mcp]".
 import base64
 import binascii
 import functools
-import io
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, T
 from pydantic import BaseModel, Field
 
 from genius import __version__
-from genius.data.images import load_image
+from genius.data.images import thumbnail
 from genius.data.items import Item, Query, printable
 from genius.errors import BadImage, GeniusError
 from genius.index.filters import FUNCTIONS
@@ -279,7 +278,7 @@ class IndexTools:
 
     def image(self, index: str, id: str) -> bytes:
         """An item's image as a JPEG thumbnail."""
-        image = thumbnail(_coded_item(self._index(index)[1], id).item, 2 * THUMBNAIL_SIZE)
+        image = _jpeg(_coded_item(self._index(index)[1], id).item, 2 * THUMBNAIL_SIZE)
         if image is None:
             raise GeniusError(f"{printable(id)[:200]!r} has no image, or its file cannot be read.")
         return image
@@ -341,25 +340,19 @@ def _fields(item: Item, codes: Iterable[int], max_text: int = 500, max_metadata:
     }
 
 
-def thumbnail(item: Item, size: int) -> bytes | None:
-    """A JPEG of the item's image with sides of at most `size` pixels, or None if there is no readable image."""
-    if item.image is None:
-        return None
+def _jpeg(item: Item, size: int) -> bytes | None:
+    """The item's image as a JPEG thumbnail, or None if there is no readable image."""
     try:
-        image = load_image(item.image)
+        return None if item.image is None else thumbnail(item.image, size, "JPEG", quality=70)
     except BadImage:
         return None
-    image.thumbnail((size, size))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=70)
-    return file.getvalue()
 
 
 def _result(out: BaseModel, items: Iterable[Item], images: int, size: int = THUMBNAIL_SIZE) -> CallToolResult:
     """Structured content, the same as text for clients that need it, and thumbnails with captions."""
     content: list[ContentBlock] = [TextContent(text=out.model_dump_json())]
     for item in [item for item in items if item.image is not None][:images]:
-        image = thumbnail(item, size)
+        image = _jpeg(item, size)
         if image is None:
             content.append(TextContent(text=f"The image of {item.id} cannot be shown: its file is not readable."))
         else:

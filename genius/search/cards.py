@@ -4,7 +4,6 @@ No scripts, no style sheets, nothing fetched. Inline styles inherit the notebook
 """
 
 import base64
-import io
 import json
 import os
 from collections import Counter
@@ -13,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from typing import NamedTuple
 
-from genius.data.images import load_image
-from genius.data.items import ImageSource, Item, Modality, printable
+from genius.data.images import thumbnail
+from genius.data.items import Item, Modality, printable
 
 MAX_CARDS = 50
 """Maximum number of hits shown. A notebook stores every thumbnail in its file."""
@@ -107,12 +106,12 @@ def _codes(codes: Sequence[int], shared: set[tuple[int, ...]]) -> str:
     chips = []
     for level, code in enumerate(codes):
         prefix = tuple(codes[: level + 1])
-        colour = f"hsla({_hue(prefix)},70%,50%,.4)" if prefix in shared else "rgba(128,128,128,.15)"
+        colour = f"hsla({hue(prefix)},70%,50%,.4)" if prefix in shared else "rgba(128,128,128,.15)"
         chips.append(f'<span style="{_CODE}{colour}">{code}</span>')
     return f'<div style="{_CODES}" title="codes">{"".join(chips)}</div>'
 
 
-def _hue(prefix: tuple[int, ...]) -> int:
+def hue(prefix: tuple[int, ...]) -> int:
     """Equal prefixes have equal colours; siblings differ."""
     hue = 0
     for code in prefix:
@@ -132,20 +131,11 @@ def _image(item: Item) -> str:
     if item.image is None:
         return ""
     try:
-        data = _thumbnail(item.image)
+        data = thumbnail(item.image, _PIXELS)
     except Exception as error:  # one broken image must not hide the others
         return _gap(str(error))
     source = f"data:image/webp;base64,{base64.b64encode(data).decode()}"
     return f'<img src="{source}" alt="{_text(_cut(item.text or item.id, _SNIPPET))}" style="{_IMAGE}">'
-
-
-def _thumbnail(source: ImageSource) -> bytes:
-    """Encode the image as a small WebP file."""
-    image = load_image(source)
-    image.thumbnail((_PIXELS, _PIXELS))
-    file = io.BytesIO()
-    image.save(file, "WEBP", quality=80, method=2)
-    return file.getvalue()
 
 
 def _gap(reason: str) -> str:

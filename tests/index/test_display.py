@@ -169,7 +169,7 @@ def test_even_a_broken_image_object_leaves_the_others(monkeypatch):
     def fail(source):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("genius.search.cards.load_image", fail)
+    monkeypatch.setattr("genius.data.images.load_image", fail)
     page = well_formed(hits_html([hit("p", Item("p", image=draw_image("red")), Modality.IMAGE)]))
     assert "no room" in page.text
 

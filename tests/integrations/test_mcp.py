@@ -24,7 +24,7 @@ from genius.cli.console import named_indexes
 from genius.data.items import Item, Query
 from genius.errors import BadIndex, GeniusError
 from genius.index.index import Index
-from genius.integrations.mcp import MAX_IMAGES, THUMBNAIL_SIZE, thumbnail
+from genius.integrations.mcp import MAX_IMAGES, THUMBNAIL_SIZE, _jpeg
 
 RED = "images/red-circle.png"
 
@@ -338,11 +338,11 @@ def test_a_thumbnail_is_small_whatever_the_image(tmp_path: Path) -> None:
     file = io.BytesIO()
     noise.save(file, "PNG")
     for size in (THUMBNAIL_SIZE, 2 * THUMBNAIL_SIZE):
-        made = thumbnail(Item("noise", image=file.getvalue()), size)
+        made = _jpeg(Item("noise", image=file.getvalue()), size)
         assert made is not None
         assert len(made) <= 100_000
         assert max(Image.open(io.BytesIO(made)).size) == size
-    assert thumbnail(Item("gone", image=str(tmp_path / "gone.png")), THUMBNAIL_SIZE) is None
+    assert _jpeg(Item("gone", image=str(tmp_path / "gone.png")), THUMBNAIL_SIZE) is None
 
 
 # The process
