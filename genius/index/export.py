@@ -8,7 +8,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,16 +65,14 @@ def export(
     if chosen not in FORMATS:
         what = f"{path} does not end in .jsonl or .parquet" if format is None else f"There is no format {format!r}"
         raise GeniusError(f"{what}. Choose one of the formats {', '.join(FORMATS)}.")
-    images = path.with_name(f"{path.stem}_images")
-    for target in (path, images) if chosen == "jsonl" else (path,):
+    for target in (path, _images_folder(path)) if chosen == "jsonl" else (path,):
         if target.exists():
             raise BadData(f"{target} exists already. Choose another name, or remove it first.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
             unfinished = Path(folder, path.name)
-            writer = _WRITERS[chosen](unfinished)
-            report = _write(snapshot, writer, copy_images, progress)
+            report = _write(snapshot, unfinished, chosen, copy_images, progress)
             for made in sorted(Path(folder).iterdir(), key=lambda made: made == unfinished):  # the images first
                 os.replace(made, path.parent / made.name)
     except OSError as error:
@@ -84,53 +82,37 @@ def export(
     return report
 
 
-@dataclass(frozen=True)
-class _Row:
-    """An item to write. `image` has the content of its image file, if that is to be written."""
-
-    id: str
-    text: str | None
-    path: str | None
-    image: bytes | None
-    metadata: str
-
-    @property
-    def has_content(self) -> bool:
-        return self.text is not None or self.path is not None or self.image is not None
-
-
 class _Writer(Protocol):
-    @property
-    def images(self) -> int:
-        """Number of images written so far."""
-        ...
+    images: int  # written so far
 
-    def write(self, row: _Row) -> bool:
-        """Write an item; return False if the format cannot hold it."""
-        ...
+    def write(self, row: dict[str, Any]) -> None: ...
 
     def close(self) -> None: ...
 
 
-def _write(snapshot: Snapshot, writer: _Writer, copy_images: bool, progress: bool) -> ExportReport:
+def _write(snapshot: Snapshot, path: Path, format: str, copy_images: bool, progress: bool) -> ExportReport:
     items = without_content = 0
     bad: list[BadItem] = []
+    writer: _Writer = _ParquetWriter(path) if format == "parquet" else _JsonWriter(path, format == "mbeir")
     with closing(writer), show_progress("exporting", len(snapshot), progress) as advance:
         for row in _rows(snapshot, copy_images, bad):
-            without_content += not row.has_content
-            items += writer.write(row)
+            has_content = any(row[name] is not None for name in ("text", "image", "image_bytes"))
+            without_content += not has_content
+            if has_content or format != "mbeir":
+                writer.write(row)
+                items += 1
             advance(1)
     return ExportReport(items, writer.images, without_content, bad)
 
 
-def _rows(snapshot: Snapshot, copy_images: bool, bad: list[BadItem]) -> Iterator[_Row]:
+def _rows(snapshot: Snapshot, copy_images: bool, bad: list[BadItem]) -> Iterator[dict[str, Any]]:
+    """Yield the values of _COLUMNS for each item. `image_bytes` has the content of an image that is to be written."""
     try:
         for batch in snapshot.dataset.to_batches(columns=_COLUMNS, batch_size=_ROWS):
             for row in batch.to_pylist():
-                image = row["image_bytes"]
-                if image is None and row["image"] is not None and copy_images:
-                    image = _read_image(row["id"], row["image"], bad)
-                yield _Row(row["id"], row["text"], row["image"], image, row["metadata"])
+                if copy_images and row["image"] is not None and row["image_bytes"] is None:
+                    row["image_bytes"] = _read_image(row["id"], row["image"], bad)
+                yield row
     except (OSError, ValueError) as error:
         raise BadIndex(
             f"Some items of {snapshot.folder} cannot be read. Run `genius index verify {snapshot.folder}`: it lists "
@@ -146,22 +128,45 @@ def _read_image(id: str, path: str, bad: list[BadItem]) -> bytes | None:
         return None
 
 
-class _Images:
-    """A folder of images, named by their hash: equal images are stored once."""
+class _JsonWriter:
+    """A file with one JSON object per line, and a folder of images named by their hash, so that each is stored once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.count = 0
+    def __init__(self, path: Path, mbeir: bool) -> None:
+        self.images = 0
+        self._mbeir = mbeir
+        file = path / POOL if mbeir else path
+        self._folder = path / "mbeir_images" if mbeir else _images_folder(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] = open(file, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
 
-    def write(self, image: bytes) -> str:
-        """Write an image; return its path relative to the parent of this folder."""
+    def write(self, row: dict[str, Any]) -> None:
+        id, text, image, metadata = row["id"], row["text"], row["image"], json.loads(row["metadata"])
+        if row["image_bytes"] is not None:
+            image = self._save(row["image_bytes"])
+        if self._mbeir:
+            modality = Item(id, text, image).modality.label
+            values = {"did": id, "txt": text, "img_path": image, "modality": modality, "src_content": None}
+            values |= {key: value for key, value in metadata.items() if key not in _MBEIR_KEYS}
+        else:
+            values = {"id": id, "text": text, "image": image, "metadata": metadata}
+        self._file.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+    def _save(self, image: bytes) -> str:
+        """Write an image; return its path relative to the parent of the folder."""
         name = hashlib.blake2b(image, digest_size=16).hexdigest()
         file = self._folder / name[:2] / f"{name[2:]}{_suffix(image)}"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(image)
-            self.count += 1
+            self.images += 1
         return file.relative_to(self._folder.parent).as_posix()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _images_folder(path: Path) -> Path:
+    return path.with_name(f"{path.stem}_images")
 
 
 def _suffix(content: bytes) -> str:
@@ -172,53 +177,7 @@ def _suffix(content: bytes) -> str:
         return ".img"
 
 
-class _JsonLines:
-    """A file with one JSON object per line, and a folder of images."""
-
-    def __init__(self, file: Path, images: Path) -> None:
-        self._file: IO[str] = open(file, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
-        self._images = _Images(images)
-
-    @property
-    def images(self) -> int:
-        return self._images.count
-
-    def _image(self, row: _Row) -> str | None:
-        return row.path if row.image is None else self._images.write(row.image)
-
-    def _write_line(self, values: dict[str, Any]) -> None:
-        self._file.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Jsonl(_JsonLines):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, path.with_name(f"{path.stem}_images"))
-
-    def write(self, row: _Row) -> bool:
-        metadata = json.loads(row.metadata)
-        self._write_line({"id": row.id, "text": row.text, "image": self._image(row), "metadata": metadata})
-        return True
-
-
-class _Mbeir(_JsonLines):
-    def __init__(self, root: Path) -> None:
-        (root / POOL).parent.mkdir(parents=True)
-        super().__init__(root / POOL, root / "mbeir_images")
-
-    def write(self, row: _Row) -> bool:
-        if not row.has_content:
-            return False
-        image = self._image(row)
-        modality = Item(row.id, row.text, image).modality.label
-        candidate = {"did": row.id, "txt": row.text, "img_path": image, "modality": modality, "src_content": None}
-        self._write_line(candidate | {k: v for k, v in json.loads(row.metadata).items() if k not in _MBEIR_KEYS})
-        return True
-
-
-class _Parquet:
+class _ParquetWriter:
     SCHEMA = pa.schema(
         [
             pa.field("id", pa.string(), nullable=False),
@@ -234,14 +193,14 @@ class _Parquet:
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
 
-    def write(self, row: _Row) -> bool:
-        image = None if row.path is None and row.image is None else {"bytes": row.image, "path": row.path}
-        self._rows.append({"id": row.id, "text": row.text, "image": image, "metadata": row.metadata})
-        self.images += row.image is not None
-        self._bytes += len(row.image or b"") + len(row.text or "") + len(row.metadata)
+    def write(self, row: dict[str, Any]) -> None:
+        path, content = row["image"], row["image_bytes"]
+        image = None if path is None and content is None else {"bytes": content, "path": path}
+        self._rows.append({"id": row["id"], "text": row["text"], "image": image, "metadata": row["metadata"]})
+        self.images += content is not None
+        self._bytes += len(content or b"") + len(row["text"] or "") + len(row["metadata"])
         if len(self._rows) >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
             self._flush()
-        return True
 
     def _flush(self) -> None:
         self._writer.write_table(pa.Table.from_pylist(self._rows, self.SCHEMA))
@@ -251,6 +210,3 @@ class _Parquet:
         if self._rows:
             self._flush()
         self._writer.close()
-
-
-_WRITERS: dict[str, Callable[[Path], _Writer]] = {"jsonl": _Jsonl, "parquet": _Parquet, "mbeir": _Mbeir}

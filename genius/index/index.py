@@ -24,7 +24,7 @@ from genius.index.info import IndexInfo, index_info
 from genius.index.ingest import add_items
 from genius.index.query import answer_queries, read_hits, search_vectors
 from genius.index.reindex import reindex
-from genius.index.session import Session, Version, source_of
+from genius.index.session import Session, Version
 from genius.index.snapshot import Snapshot, scan
 from genius.index.storage import ITEM_COLUMNS, Header, row_to_item
 from genius.index.vectors import add_vectors
@@ -361,7 +361,7 @@ class Index:
         Other processes read the old version until they refresh. With the same model, items that have only vectors or
         cannot be read stay as they are; with another model they are an error, and nothing is changed.
         """
-        return reindex(self._session, model, None if model is None else source_of(model), progress)
+        return reindex(self._session, model, progress)
 
     def compact(self, keep: timedelta | None = timedelta(days=1)) -> CompactReport:
         """Merge small files, and remove versions older than `keep` (None keeps all) and files of interrupted writes.

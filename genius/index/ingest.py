@@ -53,15 +53,7 @@ def add_items(
     progress: bool = False,
     on_commit: OnCommit | None = None,
 ) -> AddReport:
-    """Add items. An item whose id is taken replaces the stored one, or is refused.
-
-    Args:
-        session: The index.
-        items: The items. A BadItem is passed on to the report.
-        replace: Whether items replace stored ones.
-        progress: Show a progress bar.
-        on_commit: Called after each commit with the ids that it wrote.
-    """
+    """Add items. An item whose id is taken replaces the stored one, or is refused. See `Index.add`."""
     session.prepare_writing()
     ingest = _Ingest(session, replace, on_commit)
     total = len(items) if isinstance(items, Sequence) else None
@@ -70,7 +62,7 @@ def add_items(
             ingest.add(batch, pool)
             advance(len(batch), len(ingest.report.bad))
         ingest.commit()
-    return ingest.report.result()
+    return ingest.report
 
 
 def _batches(items: Iterable[Item | BadItem], size: int) -> Iterator[list[Item | BadItem]]:
@@ -88,20 +80,6 @@ def _batches(items: Iterable[Item | BadItem], size: int) -> Iterator[list[Item |
         yield batch
 
 
-@dataclass
-class AddCounts:
-    """Counts of an AddReport that is not complete yet."""
-
-    added: int = 0
-    unchanged: int = 0
-    replaced: int = 0
-    bad: list[BadItem] = field(default_factory=list)
-
-    def result(self) -> AddReport:
-        """Return the finished report."""
-        return AddReport(self.added, self.unchanged, self.bad, self.replaced)
-
-
 @dataclass(frozen=True)
 class ReadItem:
     """An item and the content of its image file, read once: hash and pixels come from the same bytes."""
@@ -112,11 +90,7 @@ class ReadItem:
 
     @classmethod
     def read(cls, item: Item) -> Self:
-        """Read the image of an item.
-
-        Raises:
-            BadItem: The item has no content, or its image cannot be read.
-        """
+        """Read the image of an item. Raises BadItem if the item has no content or its image cannot be read."""
         item.modality  # noqa: B018 (raises for an item without content)
         try:
             image = None if item.image is None else image_bytes(item.image)
@@ -139,19 +113,12 @@ class ReadItem:
 
 @dataclass(frozen=True)
 class _NewRow:
-    """An item on its way into the index.
+    """An item on its way into the index."""
 
-    Attributes:
-        values: Its columns that do not depend on the model.
-        metadata: Its metadata.
-        replaces: Row ids of the stored item with the same id.
-        prepared: Input of the encoder; None if the stored vectors are still right.
-    """
-
-    values: dict[str, Any]
+    values: dict[str, Any]  # the columns that do not depend on the model
     metadata: dict[str, Any]
-    replaces: list[int]
-    prepared: Prepared | None
+    replaces: list[int]  # row ids of the stored item with the same id
+    prepared: Prepared | None  # None if the stored vectors are still right
 
 
 class _Ingest:
@@ -161,7 +128,7 @@ class _Ingest:
         self.session, self.replace, self.on_commit = session, replace, on_commit
         snapshot = session.snapshot
         self.header, self.model = snapshot.header, snapshot.model  # loads the model before the first item is read
-        self.report = AddCounts()
+        self.report = AddReport()
         self._start_commit()
 
     def _start_commit(self) -> None:
@@ -244,11 +211,7 @@ class _Ingest:
 
 
 def encode(model: Genius, header: Header, prepared: Sequence[Prepared]) -> tuple[pa.Table, np.ndarray]:
-    """Encode items to codes and embeddings.
-
-    Returns:
-        The vector columns of the items whose vectors are finite, and which items these are: (n,) bool.
-    """
+    """Encode items. Returns the vector columns of items with finite vectors, and which items these are: (n,) bool."""
     vectors = model.encode(prepared)
     finite = is_finite(vectors)
     return vector_table(model, header, vectors if finite.all() else vectors[finite]), finite
@@ -264,24 +227,13 @@ def vector_table(model: Genius, header: Header, vectors: Vectors) -> pa.Table:
     columns = list(model.codes(vectors).T.copy())
     if header.embeddings:
         columns.append(to_lists(vectors.embedding(np.float16)))
-    return pa.table(columns, schema=_vector_schema(header))
-
-
-def _vector_schema(header: Header) -> pa.Schema:
-    return pa.schema([header.schema().field(name) for name in vector_columns(header)])
+    return pa.table(columns, schema=pa.schema([header.schema().field(name) for name in vector_columns(header)]))
 
 
 def with_stored_vectors(
     new: pa.Table, is_new: np.ndarray, dataset: lance.LanceDataset, row_ids: np.ndarray
 ) -> pa.Table:
-    """Combine the vector columns of encoded items with those of stored rows.
-
-    Args:
-        new: Vector columns of the encoded items.
-        is_new: (n,) bool: for each row of the result, whether it comes from `new`.
-        dataset: The stored rows.
-        row_ids: Row ids of the other rows, in order.
-    """
+    """Combine new vector columns with those of stored rows. is_new: (n,) bool, which rows of the result are new."""
     if is_new.all():
         return new
     stored = take_table(dataset, row_ids, new.schema.names).cast(new.schema)
@@ -300,19 +252,12 @@ def to_table(header: Header, columns: dict[str, Any], vectors: pa.Table) -> pa.T
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Rows to write. Their ids are different.
+    """Rows to write. Their ids are different."""
 
-    Attributes:
-        table: All columns but the metadata fields.
-        metadata: Metadata of each row; None if no row has any.
-        stored: Row ids of the stored items with the same id, by id.
-        version: Version in which they were looked up; None if they were not.
-    """
-
-    table: pa.Table
-    metadata: Sequence[dict[str, Any]] | None
-    stored: dict[str, list[int]] = field(default_factory=dict)
-    version: int | None = None
+    table: pa.Table  # all columns but the metadata fields
+    metadata: Sequence[dict[str, Any]] | None  # None if no row has any
+    stored: dict[str, list[int]] = field(default_factory=dict)  # row ids of the stored items with the same id
+    version: int | None = None  # in which these were looked up
 
 
 def write(
@@ -321,7 +266,7 @@ def write(
     rows: EncodedRows,
     replace: bool,
     compared: list[str],
-    report: AddCounts,
+    report: AddReport,
     on_commit: OnCommit | None,
 ) -> None:
     """Commit rows and count them in the report.

@@ -15,13 +15,12 @@ from genius.index.ingest import (
     BATCH,
     COMMIT,
     NOT_FINITE,
-    AddCounts,
     ReadItem,
     encode,
     to_table,
     with_stored_vectors,
 )
-from genius.index.session import Session
+from genius.index.session import Session, source_of
 from genius.index.snapshot import Snapshot, scan
 from genius.index.storage import ITEM_COLUMNS, Header, metadata_fields, row_to_item
 from genius.model.genius import Genius
@@ -29,21 +28,14 @@ from genius.runtime.progress import show_progress
 from genius.search.results import AddReport
 
 
-def reindex(session: Session, model: Genius | None, source: str | None, progress: bool = False) -> AddReport:
-    """Encode all items again from their texts and images, in one commit. See `Index.reindex`.
-
-    Args:
-        session: The index.
-        model: The new model; None for the present one.
-        source: Where the new model can be loaded from.
-        progress: Show a progress bar.
-    """
+def reindex(session: Session, model: Genius | None, progress: bool = False) -> AddReport:
+    """Encode all items again from their texts and images, in one commit. See `Index.reindex`."""
     with session.writing() as snapshot:
         other = model is not None and model.fingerprint != snapshot.header.fingerprint
         model = model or snapshot.model
         header = replace(
             snapshot.header,
-            model=source if other else snapshot.header.model,
+            model=source_of(model) if other else snapshot.header.model,
             fingerprint=model.fingerprint,
             sizes=tuple(model.sizes),
             dim=model.dim,
@@ -54,7 +46,7 @@ def reindex(session: Session, model: Genius | None, source: str | None, progress
         work = _Reindex(snapshot, header, model, other)
         with show_progress("encoding again", len(snapshot), progress) as advance:
             session.replace_all(header, model, work.tables(advance))
-        return work.report.result()
+        return work.report
 
 
 def _check_content(session: Session, snapshot: Snapshot) -> None:
@@ -82,7 +74,7 @@ class _Reindex:
     def __init__(self, snapshot: Snapshot, header: Header, model: Genius, other: bool) -> None:
         self.snapshot, self.header, self.model, self.other = snapshot, header, model, other
         self.fields = list(metadata_fields(snapshot.dataset, snapshot.header))
-        self.report = AddCounts()
+        self.report = AddReport()
 
     def tables(self, advance: Callable[..., None]) -> Iterator[pa.Table]:
         """Yield all rows, one file at a time."""

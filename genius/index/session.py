@@ -53,16 +53,7 @@ class Version:
 
 
 class Session:
-    """An open index folder.
-
-    Args:
-        path: The folder.
-        snapshot: The version to read.
-        pinned: Whether to stay at this version, which cannot be written to.
-        refresh: Seconds between looks for a newer version, in a thread of its own. 0 looks before every read, None
-            never.
-        wait: Seconds that a writer waits for another one.
-    """
+    """An open index folder. A pinned session stays at its version and cannot write. See `Index.open`."""
 
     def __init__(
         self, path: Path, snapshot: Snapshot, pinned: bool = False, refresh: float | None = None, wait: float = 10.0
@@ -189,13 +180,7 @@ class Session:
     def change(
         self, gone: np.ndarray, table: pa.Table | None = None, metadata: Sequence[dict[str, Any]] | None = None
     ) -> None:
-        """Delete rows and append others in one commit. Call it inside `writing`.
-
-        Args:
-            gone: Row ids of the rows to delete.
-            table: Rows to append.
-            metadata: The metadata of each of these rows; None if they have none.
-        """
+        """Delete the rows with the row ids `gone` and append others in one commit. Call it inside `writing`."""
         with writing_to(self.path):
             if table is not None:
                 table = self._with_fields(table, [{}] * len(table) if metadata is None else metadata)

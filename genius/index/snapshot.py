@@ -25,11 +25,13 @@ from genius.index.storage import (
     Header,
     code_columns,
     has_id,
+    has_row_id,
     metadata_fields,
     row_to_item,
     take,
     to_codes,
     to_matrix,
+    vector_columns,
 )
 from genius.model.genius import Genius
 from genius.search.searcher import AppendBuffer, Searcher
@@ -72,12 +74,7 @@ class _Loaded(NamedTuple):
 
 
 class Snapshot:
-    """One version of an index.
-
-    Args:
-        dataset: The version, as Lance has opened it.
-        model: The model that made the items. If None, it is loaded when it is first needed.
-    """
+    """One version of an index. Without a model, the one that made the items is loaded when it is first needed."""
 
     def __init__(self, dataset: lance.LanceDataset, model: Genius | None) -> None:
         self.dataset = dataset
@@ -219,11 +216,7 @@ class Snapshot:
     # Item ids
 
     def find(self, ids: Sequence[str] | pa.ChunkedArray) -> dict[str, list[int]]:
-        """Find the row ids of item ids; the first call reads all ids.
-
-        Returns:
-            The row ids of each id that the index has: more than one if another program wrote to the index.
-        """
+        """Find the row ids of item ids: more than one if another program wrote to the index. Reads all ids once."""
         strings = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else to_strings(ids)
         with self._lock, reading(self.dataset):
             if self._item_ids is None:
@@ -232,7 +225,7 @@ class Snapshot:
             candidates = self._item_ids.candidates(strings)
         if not len(candidates):
             return {}
-        which = f"_rowid IN ({', '.join(map(str, candidates.tolist()))})" if len(candidates) < MANY else has_id(strings)
+        which = has_row_id(candidates) if len(candidates) < MANY else has_id(strings)
         with reading(self.dataset):
             table = self.dataset.to_table(columns=["id"], filter=which, with_row_id=True)
         asked = set(strings.to_pylist())
@@ -293,7 +286,7 @@ def _load(dataset: lance.LanceDataset, header: Header, model: Genius) -> _Loaded
     row_ids = buffer.first(size)[:, 0]
     embeddings = AppendBuffer.of_size(size, header.dim, np.dtype(np.float16)) if header.embeddings else None
     start = 0
-    for batch in dataset.scanner(columns=_columns(header), with_row_id=True, scan_in_order=True).to_batches():
+    for batch in dataset.scanner(columns=vector_columns(header), with_row_id=True, scan_in_order=True).to_batches():
         end = start + len(batch)
         codes[start:end], row_ids[start:end] = to_codes(batch, header), batch["_rowid"].to_numpy()
         if embeddings is not None:
@@ -309,7 +302,7 @@ def _update(
 ) -> _Loaded:
     """Bring codes and embeddings up to a later version. new: its new fragments; gone: deleted row ids, if known."""
     searcher, row_ids, buffer = loaded.searcher, loaded.row_ids, loaded.buffer
-    added = _newer_rows(dataset, new, _columns(header), int(row_ids[-1]) if len(row_ids) else -1)
+    added = _newer_rows(dataset, new, vector_columns(header), int(row_ids[-1]) if len(row_ids) else -1)
     if gone is None and len(searcher) + len(added) != dataset.count_rows():
         now = _row_ids(dataset.to_table(columns=[], with_row_id=True))
         removed = np.zeros(len(row_ids), bool)
@@ -323,10 +316,6 @@ def _update(
         embeddings = to_matrix(added["embedding"]) if header.embeddings else None
         searcher = searcher.insert(to_codes(added, header), embeddings)
     return _Loaded(searcher, buffer)
-
-
-def _columns(header: Header) -> list[str]:
-    return [*code_columns(header), "embedding"] if header.embeddings else code_columns(header)
 
 
 def _newer_rows(dataset: lance.LanceDataset, fragments: list[Any], columns: Sequence[str], last: int) -> pa.Table:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from genius.data.items import Item
 from genius.encoders.base import Vectors
 from genius.errors import BadItem, GeniusError
-from genius.index.ingest import AddCounts, EncodedRows, OnCommit, is_finite, to_table, vector_table, write
+from genius.index.ingest import EncodedRows, OnCommit, is_finite, to_table, vector_table, write
 from genius.index.session import Session
 from genius.index.storage import ITEM_COLUMNS, Header, code_columns, to_labels
 from genius.model.genius import Genius
@@ -37,8 +37,7 @@ def add_vectors(
     if vectors.image.shape[1] != header.dim:
         raise GeniusError(f"The vectors have {vectors.image.shape[1]} dimensions; this index needs {header.dim}.")
     bad_ids = _bad_ids(ids, metadata)
-    report = AddCounts()
-
+    report = AddReport()
     for start in range(0, len(ids), BLOCK):
         block = slice(start, start + BLOCK)
         bad = {row - start: bad_ids[row] for row in bad_ids.keys() & range(start, start + BLOCK)}
@@ -47,7 +46,7 @@ def add_vectors(
         report.bad += refused
         if len(rows.table):
             write(session, header, rows, replace, ["hash", "metadata", *code_columns(header)], report, on_commit)
-    return report.result()
+    return report
 
 
 def _bad_ids(ids: Sequence[str], metadata: Sequence[dict[str, Any]] | None) -> dict[int, BadItem]:

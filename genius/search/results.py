@@ -4,7 +4,7 @@ Plain data without heavy imports. An index and a client of the service return th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from genius.data.items import Item, Modality
@@ -182,7 +182,7 @@ class CodePage:
     items: list[CodedItem]
 
 
-@dataclass(frozen=True)
+@dataclass
 class AddReport:
     """Result of an addition.
 
@@ -193,7 +193,7 @@ class AddReport:
         replaced: Number of written items that replaced an older one.
     """
 
-    added: int
-    unchanged: int
-    bad: list[BadItem]
+    added: int = 0
+    unchanged: int = 0
+    bad: list[BadItem] = field(default_factory=list)
     replaced: int = 0
