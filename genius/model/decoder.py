@@ -33,15 +33,6 @@ class DecoderConfig:
     """Shape of a decoder. The defaults are the paper's (T5-small).
 
     Attributes:
-        dim: Dimensions of the query vectors.
-        sizes: Number of codes of each level, the modality level first.
-        d_model: Width of the hidden states.
-        layers: Number of T5 blocks.
-        heads: Attention heads per block.
-        d_kv: Width of one head.
-        d_ff: Width of the feed-forward layers.
-        prefix: Number of prefix embeddings, N in Eq. 9.
-        dropout: Dropout probability in training.
         whole_vocabulary: Normalise log-probabilities over the codes of all levels, as the published model does, instead
             of over the level's own codes.
         linear_head: Add a linear map from the query vector to the logits of all codes. Not in the paper.
@@ -49,14 +40,14 @@ class DecoderConfig:
             scores the others. 0: the blocks score all levels, as in the paper.
     """
 
-    dim: int
-    sizes: tuple[int, ...]
+    dim: int  # of the query vectors
+    sizes: tuple[int, ...]  # number of codes of each level, the modality level first
     d_model: int = 512
     layers: int = 6
     heads: int = 8
     d_kv: int = 64
     d_ff: int = 2048
-    prefix: int = 30
+    prefix: int = 30  # number of prefix embeddings, N in Eq. 9
     dropout: float = 0.1
     whole_vocabulary: bool = False
     linear_head: bool = False
@@ -88,11 +79,7 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "DecoderConfig":
-        """Read the stored form.
-
-        Raises:
-            BadModel: A key is unknown, or a former option has a value that is no longer supported.
-        """
+        """Read the stored form."""
         unknown = set(values) - set(FIELD_OF_KEY)
         if unknown:
             raise BadModel(f"The decoder's configuration has keys this version does not know: {sorted(unknown)}.")
@@ -161,17 +148,7 @@ class Block(nn.Module):
         return split_heads(keys, self.heads), split_heads(values, self.heads)
 
     def forward(self, x: Tensor, bias: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Run the block on all positions.
-
-        Args:
-            x: (n, length, d_model) hidden states.
-            bias: (heads, length, length) position bias, -inf for later positions.
-            keys: (n, heads, N, d_kv) of the prefix.
-            values: (n, heads, N, d_kv) of the prefix.
-
-        Returns:
-            (n, length, d_model)
-        """
+        """x: (n, length, d_model) -> the same. bias: (heads, length, length); keys, values: of the prefix."""
         # 1. Self-attention
         q, k, v = (split_heads(part, self.heads) for part in self.self_qkv(self.self_norm(x)).chunk(3, dim=-1))
         x = x + self.drop(self.self_out(merge_heads(self.attend(q, k, v, bias))))
@@ -215,14 +192,9 @@ class Decoder(nn.Module):
         return len(self.config.sizes)
 
     def init_linear_head(self, codebooks: Sequence[Tensor], gain: float) -> None:
-        """Start the linear head from the code vectors, so that codes near the query are likely.
+        """Start the linear head from the code vectors (sizes[level], dim) of each level, times `gain`.
 
-        Args:
-            codebooks: Code vectors of each level, (sizes[level], dim).
-            gain: Factor of the code vectors.
-
-        Raises:
-            BadModel: The decoder has no linear head.
+        Codes near the query are then likely.
         """
         if self.linear_head is None:
             raise BadModel("This decoder has no linear head; create its configuration with linear_head=True.")

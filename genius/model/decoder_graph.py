@@ -21,9 +21,7 @@ STEPS = 90  # int8 steps to either side of zero: the sum of two products of 180 
 class DecoderGraph:
     """Writes parts of a decoder into a `Graph`.
 
-    Args:
-        decoder: Its weights are copied into the graphs.
-        int8: Round the weights of the blocks, and the rows that they multiply, to eight bits.
+    With `int8`, the weights of the blocks, and the rows that they multiply, are rounded to eight bits.
     """
 
     def __init__(self, decoder: Decoder, int8: bool = False) -> None:
@@ -170,17 +168,11 @@ def norm(g: Graph, x: str, module: RMSNorm) -> str:
 
 
 class QuantizedRows(NamedTuple):
-    """Rows as bytes: x = (values - zero) * scale. Each row has its own scale, so that it depends on no other row.
+    """Rows as bytes: x = (values - zero) * scale. Each row has its own scale, so that it depends on no other row."""
 
-    Attributes:
-        values: (rows, n) uint8.
-        zero: The byte that stands for 0.
-        scale: (rows, 1) float32.
-    """
-
-    values: str
-    zero: str
-    scale: str
+    values: str  # (rows, n) uint8
+    zero: str  # the byte that stands for 0
+    scale: str  # (rows, 1) float32
 
 
 def quantized(g: Graph, x: str) -> QuantizedRows:

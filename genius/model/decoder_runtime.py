@@ -225,22 +225,15 @@ class DecoderRuntime:
 class State:
     """State of a search by `DecoderRuntime.open`, `step` and `tail`.
 
-    Attributes:
-        prefix: Keys and values of the prefix, block by block, each (N, q, heads, d_kv). Like `seen`, empty once the
-            blocks do not run again.
-        seen: Keys and values of the tokens so far, block by block, each (tokens, beams * q, heads, d_kv).
-        linear_logits: (q, 1, vocabulary) of the linear head, or (q, 1, 0) without one.
-        linear_log_probs: (q, codes of the linear levels).
-        beams: Number of beams of each query in the last call.
-        length: Number of levels scored so far.
+    `prefix` and `seen` hold keys and values block by block, and are empty once the blocks do not run again.
     """
 
-    prefix: list[Floats]
-    seen: list[Floats]
-    linear_logits: Floats
-    linear_log_probs: Floats
-    beams: int
-    length: int
+    prefix: list[Floats]  # each (N, q, heads, d_kv)
+    seen: list[Floats]  # of the tokens so far, each (tokens, beams * q, heads, d_kv)
+    linear_logits: Floats  # (q, 1, vocabulary) of the linear head, or (q, 1, 0) without one
+    linear_log_probs: Floats  # (q, codes of the linear levels)
+    beams: int  # of each query in the last call
+    length: int  # levels scored so far
 
     def select(self, queries: Ints) -> "State":
         """The state of some queries. queries: (s,) their numbers."""

@@ -9,16 +9,9 @@ ROWS = 1024  # vectors of one matrix product: enough to be fast, few enough to s
 
 
 def kmeans(points: Tensor, k: int, generator: torch.Generator, iterations: int) -> Tensor:
-    """Lloyd's k-means.
+    """Lloyd's k-means: points (n, d), n >= k -> centres (k, d).
 
-    Args:
-        points: (n, d), n >= k.
-        k: Number of centres.
-        generator: Chooses the points to start from.
-        iterations: Maximum number of iterations.
-
-    Returns:
-        (k, d) centres. An empty centre moves to one of the points that are farthest from their centres.
+    An empty centre moves to one of the points that are farthest from their centres.
     """
     centres = points[torch.randperm(len(points), generator=generator)[:k].to(points.device)]
     before: Tensor | None = None
@@ -59,14 +52,7 @@ def nearest_in_block(vectors: Tensor, codebook: Tensor, squares: Tensor) -> Tens
 
     One matrix product in float32, since argmin |r - e|^2 = argmin |e|^2 - 2 r.e. Its rounding depends on the size of
     the batch, so rows whose best two scores are closer than that rounding are decided by float64 distances.
-
-    Args:
-        vectors: (n, d).
-        codebook: (K, d).
-        squares: (K,) |e|^2 of the codes.
-
-    Returns:
-        (n,) int64.
+    vectors: (n, d), codebook: (K, d), squares: (K,) |e|^2 of the codes -> (n,) int64.
     """
     # 1. Scores |e|^2 - 2 r.e, (n, K), and the lowest of each row
     scores = torch.addmm(squares, vectors, codebook.T, alpha=-2)

@@ -16,8 +16,9 @@ import json
 import os
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -26,6 +27,11 @@ from onnx import compose, numpy_helper
 from torch import Tensor, nn
 
 from genius.encoders.base import Encoder
+from genius.encoders.clip import ClipEncoder, pooled
+from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, build_graph
+from genius.encoders.mini import MiniEncoder
+from genius.encoders.minilm import MiniLM
+from genius.encoders.sentence import SentenceEncoder
 from genius.errors import GeniusError
 from genius.model.decoder import Decoder
 from genius.model.decoder_graph import DecoderGraph, array, product
@@ -33,24 +39,12 @@ from genius.model.fusion import Fusion
 from genius.model.genius import Genius
 from genius.runtime.onnx_graph import Graph, Inputs, Shape
 
-if TYPE_CHECKING:
-    from genius.encoders.clip import ClipEncoder
-    from genius.encoders.mini import MiniEncoder
-    from genius.encoders.sentence import SentenceEncoder
-
 OPSET = 17
 Files = dict[str, bytes]
 
 
 def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
-    """Write the files of a model.
-
-    Returns:
-        The names of the networks, in the order in which a search runs them.
-
-    Raises:
-        GeniusError: ONNX cannot express the encoder.
-    """
+    """Write the files of a model; returns the names of the networks, in the order in which a search runs them."""
     files = encoder_files(model.encoder) | {"fusion": fusion_file(model.fusion)} | decoder_files(model.decoder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +142,7 @@ def _open_file(decoder: DecoderGraph) -> bytes:
     g, c = StandardGraph(), decoder.config
     # 1. The only token is 0, the start of every ID: tokens (1, 1, q)
     queries = g.slice(g.node("Shape", "z"), 0, 1, axis=0)
-    shape = g.node("Concat", g.constant(np.array([1, 1])), queries, axis=0)
+    shape = g.node("Concat", g.constant([1, 1]), queries, axis=0)
     g.node("ConstantOfShape", shape, value=numpy_helper.from_array(np.zeros(1, np.int64)), output="tokens")
     g.node("Identity", g.constant(decoder.bias[:, :1, :1]), output="bias")
     # 2. The networks
@@ -224,10 +218,6 @@ def _write_scores(g: Graph, decoder: DecoderGraph, start: str, stop: str) -> Non
 
 def encoder_files(encoder: Encoder) -> Files:
     """The files of an encoder's towers; none for precomputed vectors."""
-    from genius.encoders.clip import ClipEncoder
-    from genius.encoders.mini import MiniEncoder
-    from genius.encoders.sentence import SentenceEncoder
-
     if isinstance(encoder, MiniEncoder):
         return _mini_files(encoder)
     if isinstance(encoder, ClipEncoder):
@@ -235,7 +225,7 @@ def encoder_files(encoder: Encoder) -> Files:
     return _sentence_files(encoder) if isinstance(encoder, SentenceEncoder) else {}
 
 
-def _clip_files(encoder: "ClipEncoder") -> Files:
+def _clip_files(encoder: ClipEncoder) -> Files:
     """Inputs are as from `encoder.pixels` and `encoder.tokens`; the texts of a batch have the same number of tokens."""
     transform, model = encoder.transform, cast(Any, encoder.model)
     if transform.shape is None:
@@ -245,26 +235,21 @@ def _clip_files(encoder: "ClipEncoder") -> Files:
         )
 
     def image(pixels: Tensor) -> Tensor:
-        return _vectors(model.get_image_features(pixel_values=transform.values(pixels).permute(0, 3, 1, 2)))
+        return pooled(model.get_image_features(pixel_values=transform.values(pixels).permute(0, 3, 1, 2)))
 
     def text(ids: Tensor) -> Tensor:
-        return _vectors(model.get_text_features(input_ids=ids))
+        return pooled(model.get_text_features(input_ids=ids))
 
     pixels = torch.zeros(2, *transform.shape, 3, dtype=torch.uint8, device=encoder.device)
     ids = torch.ones(2, encoder.length, dtype=torch.int64, device=encoder.device)
     length = {1: "tokens"} if encoder.pad is None else {}
     return {
-        "encoder_image": traced(Tower(image), {"pixels": pixels}, "vectors", {"pixels": {0: "n"}}),
-        "encoder_text": traced(Tower(text), {"ids": ids}, "vectors", {"ids": {0: "n"} | length}),
+        "encoder_image": traced(image, {"pixels": pixels}, {"pixels": {0: "n"}}),
+        "encoder_text": traced(text, {"ids": ids}, {"ids": {0: "n"} | length}),
     }
 
 
-def _vectors(out: Any) -> Tensor:
-    vectors: Tensor = getattr(out, "pooler_output", out)  # older versions of transformers return them directly
-    return vectors.float()
-
-
-def _sentence_files(encoder: "SentenceEncoder") -> Files:
+def _sentence_files(encoder: SentenceEncoder) -> Files:
     """Inputs are token ids and mask of the model's own tokenizer."""
 
     def text(ids: Tensor, mask: Tensor) -> Tensor:
@@ -275,14 +260,11 @@ def _sentence_files(encoder: "SentenceEncoder") -> Files:
     mask = ids.clone()
     mask[1, 3:] = 0
     free = {name: {0: "n", 1: "tokens"} for name in ("ids", "mask")}
-    return {"encoder_text": traced(Tower(text), {"ids": ids, "mask": mask}, "vectors", free)}
+    return {"encoder_text": traced(text, {"ids": ids, "mask": mask}, free)}
 
 
-def _mini_files(encoder: "MiniEncoder") -> Files:
+def _mini_files(encoder: MiniEncoder) -> Files:
     """Backbones and heads in one file each; the texts of a batch have the same number of tokens."""
-    from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, build_graph
-    from genius.encoders.minilm import MiniLM
-
     heads = encoder.heads
     features = {
         "map": torch.randn(2, CHANNELS, GRID),
@@ -290,7 +272,7 @@ def _mini_files(encoder: "MiniEncoder") -> Files:
         "logits": torch.randn(2, CLASSES),
     }
     free = {name: {0: "n"} for name in features}
-    head = traced(Tower(heads.encode_image), features, "vectors", free)
+    head = traced(heads.encode_image, features, free)
     backbone = onnx.load_from_string(build_graph())
     both = compose.merge_models(
         backbone,
@@ -299,38 +281,40 @@ def _mini_files(encoder: "MiniEncoder") -> Files:
     )
     words = MiniLM()
     ids = torch.tensor(words.tokenize(["a small example"]))
-    text = Tower(lambda ids: heads.encode_text(words(ids), None))
+
+    def text(ids: Tensor) -> Tensor:
+        return heads.encode_text(words(ids), None)
+
     return {
         "encoder_image": bytes(both.SerializeToString()),
-        "encoder_text": traced(text, {"ids": ids}, "vectors", {"ids": {0: "n", 1: "tokens"}}),
+        "encoder_text": traced(text, {"ids": ids}, {"ids": {0: "n", 1: "tokens"}}),
     }
 
 
 class Tower(nn.Module):
     """A function of tensors as a module, which torch's exporter needs."""
 
-    def __init__(self, compute: Any) -> None:
+    def __init__(self, compute: Callable[..., Tensor]) -> None:
         super().__init__()
         self.compute = compute
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Call the function."""
-        out: Tensor = self.compute(*inputs)
-        return out
+        return self.compute(*inputs)
 
 
-def traced(module: nn.Module, inputs: dict[str, Tensor], output: str, free: dict[str, dict[int, str]]) -> bytes:
-    """Trace a torch module to an ONNX model. free: names of the inputs' dynamic axes."""
+def traced(compute: Callable[..., Tensor], inputs: dict[str, Tensor], free: dict[str, dict[int, str]]) -> bytes:
+    """Trace a function to an ONNX model with the output `vectors`. free: names of the inputs' dynamic axes."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
         file = Path(folder, "traced.onnx")
         warnings.simplefilter("ignore")  # about the older exporter, and about axes that are declared dynamic
         torch.onnx.export(
-            module.eval(),
+            Tower(compute).eval(),
             tuple(inputs.values()),
             file,
             input_names=list(inputs),
-            output_names=[output],
-            dynamic_axes=free | {output: {0: "n"}},
+            output_names=["vectors"],
+            dynamic_axes=free | {"vectors": {0: "n"}},
             opset_version=OPSET,
             dynamo=False,  # the newer exporter needs packages of its own
         )

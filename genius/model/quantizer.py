@@ -19,38 +19,23 @@ EPSILON = 1e-5  # Laplace smoothing of the EMA counts
 
 
 class Quantized(NamedTuple):
-    """Result of a training step.
+    """Result of a training step."""
 
-    Attributes:
-        vectors: (n, d) sums of code vectors, with straight-through gradient.
-        codes: (n, levels + 1) int64.
-        loss: Eq. 7.
-    """
-
-    vectors: Tensor
-    codes: Tensor
-    loss: Tensor
+    vectors: Tensor  # (n, d) sums of code vectors, with straight-through gradient
+    codes: Tensor  # (n, levels + 1) int64
+    loss: Tensor  # Eq. 7
 
 
 @dataclass(frozen=True)
 class CodeReport:
-    """How well a collection uses the codes. Values per level start with the modality level.
-
-    Attributes:
-        items: Number of items.
-        distinct: Number of different IDs.
-        collisions: Number of items that share their ID with another item.
-        largest_bucket: Number of items that share the most common ID.
-        utilisation: Fraction of the level's codes in use.
-        perplexity: exp(entropy) of the level's codes.
-    """
+    """How well a collection uses the codes. Values per level start with the modality level."""
 
     items: int
-    distinct: int
-    collisions: int
-    largest_bucket: int
-    utilisation: tuple[float, ...]
-    perplexity: tuple[float, ...]
+    distinct: int  # different IDs
+    collisions: int  # items that share their ID with another item
+    largest_bucket: int  # items that share the most common ID
+    utilisation: tuple[float, ...]  # fraction of the level's codes in use
+    perplexity: tuple[float, ...]  # exp(entropy) of the level's codes
 
 
 class Codebook(nn.Module):

@@ -14,6 +14,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from genius.encoders.model_files import needs_extra
 from genius.errors import GeniusError
 from genius.model.decoder import SPECIALS, Decoder
 
@@ -76,17 +77,12 @@ LEVELS = (
 def as_t5(decoder: Decoder, without_linear_head: bool = False) -> Any:
     """The decoder's blocks as a `T5ForConditionalGeneration` without encoder layers.
 
-    Args:
-        decoder: A decoder without a linear head.
-        without_linear_head: Leave out the linear head of a decoder that has one. The result is then another model.
-
-    Raises:
-        GeniusError: transformers is not installed, or T5 cannot express the decoder.
+    `without_linear_head` leaves out the linear head of a decoder that has one. The result is then another model.
     """
     try:
         from transformers import T5Config, T5ForConditionalGeneration
     except ImportError as error:
-        raise GeniusError('T5 needs the package transformers. Install it: pip install "genius-search[clip]"') from error
+        raise needs_extra("T5 needs", "transformers") from error
     config = decoder.config
     if config.linear_head and not without_linear_head:
         raise GeniusError(
@@ -138,11 +134,7 @@ def t5_weights(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def save_t5(decoder: Decoder, folder: str | os.PathLike[str]) -> None:
-    """Write a folder for `T5ForConditionalGeneration.from_pretrained`, with the prefix network and a README.md.
-
-    Raises:
-        GeniusError: transformers is not installed, or T5 cannot express the decoder.
-    """
+    """Write a folder for `T5ForConditionalGeneration.from_pretrained`, with the prefix network and a README.md."""
     t5, config, folder = as_t5(decoder), decoder.config, Path(folder)
     t5.save_pretrained(folder)
     network = decoder.prefix_network.state_dict()

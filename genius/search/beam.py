@@ -25,21 +25,13 @@ CHUNK = 512  # tokens decoded together: full speed, and they stay in the process
 
 @dataclass(frozen=True)
 class Beams:
-    """The beams of one query, best first, then the nodes that fill `max_items`, best first.
+    """The beams of one query, best first, then the nodes that fill `max_items`, best first."""
 
-    Attributes:
-        lo: (b,) start of each range of the trie's sorted rows.
-        hi: (b,) end of each range.
-        logprob: (b,) summed over the codes scored so far. Items that are only nearest by codes have the lowest one.
-        level: Number of codes the beams have decided; the number of levels if they are complete IDs.
-        own: How many of the b ranges are beams.
-    """
-
-    lo: Ints
-    hi: Ints
-    logprob: Floats
-    level: int
-    own: int
+    lo: Ints  # (b,) start of each range of the trie's sorted rows
+    hi: Ints  # (b,) end of each range
+    logprob: Floats  # (b,) sum over the codes scored so far; items that are only nearest by codes have the lowest one
+    level: int  # number of codes decided
+    own: int  # how many of the b ranges are beams
 
     def __len__(self) -> int:
         return len(self.lo)
@@ -61,9 +53,7 @@ def beam_search(
     tails: bool = True,
     min_modality_ratio: float = 0.0,
 ) -> list[Beams]:
-    """Generate the `width` most probable IDs of the trie for each query.
-
-    The beams of a query do not depend on the rest of the batch.
+    """Generate the `width` most probable IDs of the trie for each query. Results do not depend on the batch.
 
     Args:
         decoder: Scores the codes of each level.
@@ -123,22 +113,14 @@ def _chunks(tokens: Ints) -> Iterator[slice]:
 
 @dataclass
 class _Front:
-    """The current beams of all live queries: (b,) arrays sorted by query, best first within a query.
+    """The current beams of all live queries: (b,) arrays sorted by query, best first within a query."""
 
-    Attributes:
-        query: Number of the query among the live ones; each has at least one beam.
-        row: The row of the decoder's last output that continues the beam.
-        code: The code decided last.
-        lo, hi: The node.
-        score: Summed log-probability.
-    """
-
-    query: Ints
-    row: Ints
-    code: Ints
-    lo: Ints
+    query: Ints  # number of the query among the live ones; each has at least one beam
+    row: Ints  # of the decoder's last output that continues the beam
+    code: Ints  # decided last
+    lo: Ints  # the node [lo, hi)
     hi: Ints
-    score: Floats
+    score: Floats  # summed log-probability
 
     def take(self, which: Mask | Ints) -> "_Front":
         return _Front(*(values[which] for values in vars(self).values()))

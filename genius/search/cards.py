@@ -46,17 +46,10 @@ _CODE = "padding:0 4px;border-radius:4px;background:"
 
 
 class Card(NamedTuple):
-    """What one card shows.
+    """Content of one card."""
 
-    Attributes:
-        item: The item; its metadata is shown on hover.
-        modality: None for an item that was added as a vector.
-        score: Not shown if None.
-        codes: Not shown if empty.
-    """
-
-    item: Item
-    modality: Modality | None
+    item: Item  # metadata is shown on hover
+    modality: Modality | None  # None for an item that was added as a vector
     score: float | None = None
     codes: tuple[int, ...] = ()
 

@@ -31,18 +31,12 @@ def by_codes(query: ArrayLike, codes: ArrayLike, vectors: "CodeVectors") -> Floa
 
 
 class CodeVectors:
-    """The code vectors of all levels in one table.
-
-    Attributes:
-        table: (codes, d) float32.
-        bounds: (levels + 1,) where the codes of each level start in the table, and where the last level ends.
-    """
+    """The code vectors (size, d) of all levels in one table."""
 
     def __init__(self, codebooks: Sequence[ArrayLike]) -> None:
-        """codebooks: one array (size, d) per level."""
         books = [np.asarray(codebook, np.float32) for codebook in codebooks]
-        self.table: Floats = np.concatenate(books)
-        self.bounds: Ints = np.cumsum([0, *map(len, books)])
+        self.table: Floats = np.concatenate(books)  # (codes, d)
+        self.bounds: Ints = np.cumsum([0, *map(len, books)])  # (levels + 1,) where each level starts in the table
 
     def decode(self, codes: ArrayLike) -> Floats:
         """Sum the code vectors of each item: (n, levels) -> (n, d)."""

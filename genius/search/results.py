@@ -13,20 +13,6 @@ from genius.errors import BadItem
 if TYPE_CHECKING:
     import numpy as np  # a client of the service starts without it
 
-__all__ = [
-    "AddReport",
-    "BatchResult",
-    "Branch",
-    "CodeChild",
-    "CodePage",
-    "CodedItem",
-    "Hit",
-    "Hits",
-    "SearchResult",
-    "SearchTrace",
-    "TopK",
-]
-
 
 @dataclass(frozen=True)
 class Hit:
@@ -108,29 +94,18 @@ class TopK(NamedTuple):
 
 
 class SearchTrace(NamedTuple):
-    """How one query was answered.
+    """How one query was answered."""
 
-    Attributes:
-        branches: The beams, best first.
-        candidates: Number of items that were ranked.
-    """
-
-    branches: list[Branch]
-    candidates: int
+    branches: list[Branch]  # best first
+    candidates: int  # number of items that were ranked
 
 
 class BatchResult(NamedTuple):
-    """Results of a batch of queries.
-
-    Attributes:
-        top: The best rows of each query.
-        traces: One per query.
-        seconds: Time of the stages "generate" and "rerank".
-    """
+    """Results of a batch of queries."""
 
     top: TopK
-    traces: list[SearchTrace]
-    seconds: dict[str, float]
+    traces: list[SearchTrace]  # one per query
+    seconds: dict[str, float]  # of the stages "generate" and "rerank"
 
     def replace(self, queries: Sequence[int], other: "BatchResult") -> None:
         """Overwrite the results of some queries, in place, with those of another search."""

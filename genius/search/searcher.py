@@ -26,12 +26,7 @@ _NO_BEAMS = Beams(_NONE, _NONE, np.zeros(0), 0, 0)
 
 
 class AppendBuffer:
-    """A 2-D array with free rows at its end. Rows never change once written, so views of them stay valid.
-
-    >>> rows = AppendBuffer.of_size(2, 3, np.dtype(np.float16))
-    >>> rows.put(np.zeros((5, 3)), behind=2).first(7).shape
-    (7, 3)
-    """
+    """A 2-D array with free rows at its end. Rows never change once written, so views of them stay valid."""
 
     def __init__(self, array: np.ndarray, used: int | None = None) -> None:
         self._array = array

@@ -114,12 +114,7 @@ class Trie:
         return self.restrict(~removed)
 
     def insert(self, codes: ArrayLike, rows: ArrayLike) -> "Trie":
-        """Return the trie with more items.
-
-        Args:
-            codes: (m, levels) their IDs.
-            rows: (m,) the caller's numbers for them, below 2^31.
-        """
+        """Return the trie with more items: their IDs (m, levels), and the caller's numbers for them (m,)."""
         table, rows = _checked(codes), _positions(rows)
         if table.shape != (len(rows), self.levels):
             raise GeniusError(
