@@ -26,12 +26,7 @@ ROUTE_MODULES = (search, items, codes, images, jobs, indexes, status, pages)
 
 
 def create_app(served: Mapping[str, HostedIndex], settings: Settings) -> FastAPI:
-    """Create the app.
-
-    Args:
-        served: The indexes by name. The first is the default of requests that name none.
-        settings: Keys and limits.
-    """
+    """Create the app. The first index is the default of requests that name none."""
     app = FastAPI(
         title="GENIUS search",
         version=__version__,

@@ -107,23 +107,12 @@ class Batcher:
     # In the event loop
 
     async def search(self, query: Query, options: SearchOptions) -> ServedResult:
-        """Answer a query.
-
-        Raises:
-            BadItem: The image cannot be read.
-            GeniusError: The filter is invalid.
-            ServiceUnavailable: The queue is full, or the batcher does not run.
-            QueryExpired: The query waited longer than the deadline.
-        """
+        """Answer a query. Raises ServiceUnavailable or QueryExpired, and GeniusError for a bad image or filter."""
         self._admit(1)
         return await self._answer(query, options)
 
     async def search_many(self, queries: Sequence[tuple[Query, SearchOptions]]) -> list[ServedResult | GeniusError]:
-        """Answer several queries. A failed query gives its error.
-
-        Raises:
-            ServiceUnavailable: The queue has no room for all of them, or the batcher does not run.
-        """
+        """Answer several queries. A failed query gives its error. Raises ServiceUnavailable."""
         self._admit(len(queries))
         found = await asyncio.gather(*(self._answer(*one) for one in queries), return_exceptions=True)
         for one in found:

@@ -4,8 +4,10 @@ The name of an uploaded file is a plain string: no file is opened or written und
 """
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
@@ -57,8 +59,10 @@ def decode_text(data: bytes, what: str, field: str | None = None) -> str:
         raise HttpProblem(422, f"{what} is not UTF-8. Send it as UTF-8.", field) from error
 
 
-async def read_body(request: Request, model: type[M], from_form: Callable[[list[FormPart]], dict[str, Any]]) -> M:
-    """Read and validate the body. `from_form` converts the parts of a form to the value that JSON would have."""
+async def read_body(
+    request: Request, model: type[M], from_form: Callable[[list[FormPart]], dict[str, Any]] | None = None
+) -> M:
+    """Read and validate the body. `from_form` replaces `form_values`."""
     header = request.headers.get("content-type", "")
     content_type = header.partition(";")[0].strip().lower()
     if content_type not in (JSON, FORM):
@@ -67,7 +71,11 @@ async def read_body(request: Request, model: type[M], from_form: Callable[[list[
     body = await request.body()
 
     def parse() -> M:
-        data = parse_json(body) if content_type == JSON else from_form(parse_form(body, header))
+        if content_type == JSON:
+            data = parse_json(body)
+        else:
+            parts = parse_form(body, header)
+            data = form_values(parts, model) if from_form is None else from_form(parts)
         try:
             return model.model_validate(data)
         except ValidationError as error:
@@ -122,43 +130,42 @@ def parse_form(body: bytes, header: str) -> list[FormPart]:
     return parts
 
 
-def form_values(
-    parts: list[FormPart],
-    files: Collection[str] = (),
-    lists: Collection[str] = (),
-    scalars: Collection[str] = (),
-    json: Collection[str] = (),
-) -> dict[str, Any]:
-    """Convert the parts of a form to the JSON object of the same request. Empty fields count as absent.
+@cache
+def form_fields(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
+    """JSON schemas of a model's fields in a form: never null; images are files; objects are JSON strings."""
+    return {name: _form_field(schema) for name, schema in model.model_json_schema()["properties"].items()}
 
-    Args:
-        parts: The parts of the form.
-        files: Fields that are uploaded files.
-        lists: Fields that may occur more than once.
-        scalars: Numbers and booleans, written as in JSON.
-        json: Fields that hold JSON.
-    """
+
+def _form_field(schema: dict[str, Any]) -> dict[str, Any]:
+    field = {key: value for key, value in schema.items() if key not in ("anyOf", "default", "examples")}
+    for choice in schema.get("anyOf", ()):
+        if choice.get("type") != "null":
+            field |= choice
+    if "contentEncoding" in field:
+        return {"type": "string", "format": "binary", "description": "An image file."}
+    if field.get("type") == "object" or "$ref" in field.get("items", {}):
+        return {"type": "string", "contentMediaType": JSON, "description": field.get("description", "")}
+    return field
+
+
+def form_values(parts: list[FormPart], model: type[BaseModel]) -> dict[str, Any]:
+    """Convert the parts of a form to the JSON object of the same request. Empty fields count as absent."""
+    fields = form_fields(model)
     values: dict[str, Any] = {}
     for part in parts:
         if not part.data and not part.filename:
             continue
-        value: Any = part.data if part.name in files and part.filename is not None else part.text()
-        if part.name in json:
+        field = fields.get(part.name, {})
+        value: Any = part.data if field.get("format") == "binary" and part.filename is not None else part.text()
+        if field.get("contentMediaType") == JSON:
             value = parse_json(value.encode(), part.name)
-        elif part.name in scalars:
-            value = _parse_scalar(value)
-        if part.name in lists:
+        elif field.get("type") in ("integer", "boolean"):
+            with suppress(ValueError):  # validation refuses the string
+                value = from_json(value, allow_inf_nan=False)
+        if field.get("type") == "array":
             values.setdefault(part.name, []).append(value)
         elif part.name in values:
             raise HttpProblem(422, f"`{part.name}` occurs twice in the form. Send it once.", part.name)
         else:
             values[part.name] = value
     return values
-
-
-def _parse_scalar(text: str) -> Any:
-    """The JSON value of a text. Invalid JSON stays a string, which validation refuses."""
-    try:
-        return from_json(text, allow_inf_nan=False)
-    except ValueError:
-        return text

@@ -50,15 +50,9 @@ class WriteJob:
 
 @dataclass(frozen=True)
 class JobChunk:
-    """Items of a job to write in one step. `replace`: whether they may replace items with the same id."""
+    """Items of a job. `replace`: whether they may replace items with the same id."""
 
     job: str
-    items: list[Item | BadItem]
-    replace: bool
-
-
-@dataclass
-class _RemainingItems:
     items: deque[Item | BadItem]
     replace: bool
 
@@ -70,7 +64,7 @@ class JobQueue:
         self._settings, self._budget = settings, budget
         self._lock = threading.RLock()
         self._jobs: dict[str, WriteJob] = {}  # oldest first
-        self._remaining: dict[str, _RemainingItems] = {}  # of jobs that have not ended
+        self._remaining: dict[str, JobChunk] = {}  # of jobs that have not ended
 
     def add(self, items: Iterable[Item | BadItem], replace: bool = True) -> WriteJob:
         """Queue a job. Raises ServiceUnavailable if too many jobs or bytes are waiting."""
@@ -83,7 +77,7 @@ class JobQueue:
             self._budget.acquire(sum(map(size_of, given)))
             job = WriteJob(secrets.token_hex(8), len(given))
             self._jobs[job.id] = job
-            self._remaining[job.id] = _RemainingItems(given, replace)
+            self._remaining[job.id] = JobChunk(job.id, given, replace)
             return job
 
     def list(self) -> "list[WriteJob]":
@@ -126,37 +120,41 @@ class JobQueue:
                 if job.started is None:
                     job = self._jobs[id] = replace(job, state="running", started=datetime.now(UTC))
                 if remaining.items:
-                    items = [remaining.items.popleft() for _ in range(min(size, len(remaining.items)))]
+                    items = deque(remaining.items.popleft() for _ in range(min(size, len(remaining.items))))
                     return JobChunk(id, items, remaining.replace)
                 self._end(job, "done")  # a job without items
         return None
 
-    def count(self, id: str, added: int, replaced: int, unchanged: int, bad: Sequence[BadItem]) -> None:
-        """Add to the counts of a job."""
+    def finish(
+        self,
+        chunk: JobChunk,
+        added: int = 0,
+        replaced: int = 0,
+        unchanged: int = 0,
+        bad: Sequence[BadItem] = (),
+        error: str | None = None,
+    ) -> None:
+        """Count and release a chunk that was taken. An error fails the job."""
         with self._lock:
-            job = self._jobs.get(id)
-            if job is not None:
-                self._jobs[id] = replace(
-                    job,
-                    done=job.done + added + replaced + unchanged + len(bad),
-                    added=job.added + added,
-                    replaced=job.replaced + replaced,
-                    unchanged=job.unchanged + unchanged,
-                    bad=[*job.bad, *bad][:MAX_LISTED],
-                    bad_count=job.bad_count + len(bad),
-                )
-
-    def finish(self, chunk: JobChunk, error: str | None = None) -> None:
-        """Release a chunk that was taken. An error fails the job."""
-        with self._lock:
-            remaining = self._remaining.get(chunk.job)
             self._budget.release(sum(map(size_of, chunk.items)))
-            if remaining is None:  # cancelled in the meantime
+            job = self._jobs.get(chunk.job)
+            if job is None:  # cancelled and forgotten in the meantime
+                return
+            job = self._jobs[chunk.job] = replace(
+                job,
+                done=job.done + added + replaced + unchanged + len(bad),
+                added=job.added + added,
+                replaced=job.replaced + replaced,
+                unchanged=job.unchanged + unchanged,
+                bad=[*job.bad, *bad][:MAX_LISTED],
+                bad_count=job.bad_count + len(bad),
+            )
+            if job.ended:  # cancelled in the meantime
                 return
             if error is not None:
-                self._end(self._jobs[chunk.job], "failed", error)
-            elif not remaining.items:
-                self._end(self._jobs[chunk.job], "done")
+                self._end(job, "failed", error)
+            elif not self._remaining[job.id].items:
+                self._end(job, "done")
 
     def _end(self, job: WriteJob, state: JobState, error: str | None = None) -> None:
         remaining = self._remaining.pop(job.id)

@@ -45,14 +45,9 @@ def is_known(given: bytes, digests: Iterable[bytes]) -> bool:
 
 
 def read_keys(file: Path | None, environment: Mapping[str, str]) -> Keys:
-    """Read keys from a file and from environment variables.
+    """Read keys from a file with lines such as `read KEY  # comment`, and from environment variables.
 
-    Args:
-        file: Text file with one `read KEY` or `write KEY` per line. `#` starts a comment.
-        environment: May hold the variables named in `VARIABLES`.
-
-    Raises:
-        BadData: The file cannot be read, or a key is malformed. The message never shows a key.
+    Raises BadData if the file cannot be read or a key is malformed. The message never shows a key.
     """
     scopes: dict[str, set[bytes]] = {"read": set(), "write": set()}
     from_environment = [(scope, environment[name], name) for name, scope in VARIABLES.items() if name in environment]

@@ -1,6 +1,6 @@
 """The OpenAPI description: built from routes and schemas, plus request bodies as JSON or forms."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,6 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from genius.serve.bodies import FORM, JSON, form_fields
 from genius.serve.schemas import (
     AddItemsRequest,
     NewItemRequest,
@@ -32,40 +33,15 @@ ABOUT = (
 
 
 def request_body(
-    model: type[BaseModel],
-    examples: Mapping[str, Any],
-    files: Collection[str] = (),
-    form: Mapping[str, Any] | None = None,
+    model: type[BaseModel], examples: Mapping[str, Any], form: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Describe the body of an operation: JSON, or a form with the same fields.
-
-    Args:
-        model: The request model.
-        examples: JSON examples.
-        files: Fields that a form sends as files.
-        form: The fields of the form, if they differ from those of the model.
-    """
-    schema = model.model_json_schema(ref_template=REF)
-    fields = form or {name: _form_field(name, value, files) for name, value in schema["properties"].items()}
-    form_schema = {"type": "object", "properties": dict(fields), "additionalProperties": False}
+    """Describe the body of an operation: JSON or a form. `form` replaces the fields of `form_fields`."""
+    form_schema = {"type": "object", "properties": dict(form or form_fields(model)), "additionalProperties": False}
     content = {
-        "application/json": {"schema": {"$ref": REF.format(model=model.__name__)}, "examples": dict(examples)},
-        "multipart/form-data": {"schema": form_schema},
+        JSON: {"schema": {"$ref": REF.format(model=model.__name__)}, "examples": dict(examples)},
+        FORM: {"schema": form_schema},
     }
     return {"requestBody": {"required": True, "content": content}}
-
-
-def _form_field(name: str, schema: dict[str, Any], files: Collection[str]) -> dict[str, Any]:
-    """A field in a form: never null; images are files; objects are JSON strings."""
-    if name in files:
-        return {"type": "string", "format": "binary", "description": "An image file."}
-    field = {key: value for key, value in schema.items() if key not in ("anyOf", "default", "examples")}
-    for choice in schema.get("anyOf", ()):
-        if choice.get("type") != "null":
-            field |= choice
-    if field.get("type") == "object" or "$ref" in field.get("items", {}):
-        return {"type": "string", "contentMediaType": "application/json", "description": field.get("description", "")}
-    return field
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:

@@ -316,10 +316,6 @@ class RateLimiter:
         self._rate, self._burst, self._max_clients = rate, burst, max_clients
         self._buckets: dict[Hashable, tuple[float, float]] = {}  # tokens and time of the last request, oldest first
 
-    def __len__(self) -> int:
-        """Number of remembered clients."""
-        return len(self._buckets)
-
     def take(self, client: Hashable, now: float) -> float:
         """Take a token. Returns 0, or the seconds to wait if there is none."""
         tokens, then = self._buckets.pop(client, (float(self._burst), now))

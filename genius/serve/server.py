@@ -34,34 +34,23 @@ _M_ARENA_MAX = -8  # from malloc.h
 def run(
     app: ASGIApp,
     settings: Settings,
-    listener: socket.socket | None = None,
+    listener: socket.socket,
     ready: Callable[[], bool] = lambda: True,
     announce: Callable[[], None] = lambda: None,
     access_log: bool = True,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish open requests within `shutdown_seconds` and return.
 
-    Args:
-        app: The ASGI app.
-        settings: Address and limits.
-        listener: A socket from `listen`. By default, one is opened.
-        ready: Whether the app is ready.
-        announce: Called once, when connections are accepted and `ready` returns True.
-        access_log: Log every request.
+    `announce` is called once, when connections are accepted and `ready` returns True.
     """
     _log_to_stderr()
     _raise_file_limit(2 * settings.max_connections)
     _limit_malloc_arenas()
-    with listener or listen(settings) as bound:
-        Server(AccessLog(app) if access_log else app, settings, ready, announce).run(sockets=[bound])
+    Server(AccessLog(app) if access_log else app, settings, ready, announce).run(sockets=[listener])
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Open the socket of the service. Clients can connect once the server has started.
-
-    Raises:
-        GeniusError: The address does not exist or is taken.
-    """
+    """Open the socket of the service. Clients can connect once the server has started."""
     host, port = settings.host, settings.port
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

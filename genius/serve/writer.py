@@ -215,16 +215,14 @@ class Writer:
             report = write(chunk.items, on_commit=committed.extend)
         except Exception as error:
             log_unexpected(error, "A bulk addition failed.")
-            self.jobs.count(chunk.job, len(committed), 0, 0, [])
-            self.jobs.finish(chunk, _sentence(error))
+            self.jobs.finish(chunk, added=len(committed), error=_sentence(error))
             self._on_write("created", len(committed))
             self._on_write("failed", len(chunk.items) - len(committed))
             return
         finally:
             self._commits += bool(committed)
         counts = report.added - report.replaced, report.replaced, report.unchanged
-        self.jobs.count(chunk.job, *counts, report.bad)
-        self.jobs.finish(chunk)
+        self.jobs.finish(chunk, *counts, report.bad)
         for outcome, count in zip(("created", "replaced", "unchanged", "bad"), (*counts, len(report.bad)), strict=True):
             self._on_write(outcome, count)
         self._adapt_chunk_size(len(chunk.items), time.monotonic() - begun)
@@ -242,9 +240,8 @@ class Writer:
         self._commits = 0
         try:
             self._index.compact(keep=KEEP)
-        except Exception as error:  # the next attempt may succeed
-            log_unexpected(error, "The index could not be compacted.")
-            logging.getLogger("genius.serve").warning("The index was not compacted: %s", error)
+        except Exception:  # the next attempt may succeed
+            logging.getLogger("genius.serve").exception("The index could not be compacted.")
 
 
 def _label(outcome: tuple[WriteStatus, int] | Exception) -> str:

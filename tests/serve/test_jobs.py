@@ -35,13 +35,11 @@ def test_a_job_is_taken_in_pieces_and_counts_what_is_settled() -> None:
     assert first is not None
     assert [item.id for item in first.items] == ["i0", "i1", "i2"]
     assert now(jobs, job).state == "running"
-    jobs.count(job.id, 1, 1, 0, [BadItem("i2", "it is bad.")])
-    jobs.finish(first)
+    jobs.finish(first, 1, 1, 0, [BadItem("i2", "it is bad.")])
     assert (now(jobs, job).state, now(jobs, job).done) == ("running", 3)
     second = jobs.take(3)
     assert second is not None
-    jobs.count(job.id, 0, 0, 2, [])
-    jobs.finish(second)
+    jobs.finish(second, unchanged=2)
     ended = now(jobs, job)
     assert (ended.state, ended.done, ended.added, ended.replaced, ended.unchanged) == ("done", 5, 1, 1, 2)
     assert (ended.bad_count, [one.id for one in ended.bad], ended.error) == (1, ["i2"], None)
@@ -76,8 +74,7 @@ def test_a_cancelled_job_gives_its_room_back_and_counts_what_was_being_written()
     assert not jobs.cancel(job.id)
     assert not jobs.cancel("unknown")
     assert jobs.take(2) is None
-    jobs.count(job.id, 2, 0, 0, [])
-    jobs.finish(chunk)
+    jobs.finish(chunk, added=2)
     ended = now(jobs, job)
     assert (ended.state, ended.done, ended.added) == ("cancelled", 2, 2)
     assert jobs._budget.used == 0
@@ -88,7 +85,7 @@ def test_a_failed_job_says_why_and_the_next_goes_on() -> None:
     one, two = jobs.add(items(5)), jobs.add(items(1))
     chunk = jobs.take(2)
     assert chunk is not None
-    jobs.finish(chunk, "The disk is full.")
+    jobs.finish(chunk, error="The disk is full.")
     assert (now(jobs, one).state, now(jobs, one).error) == ("failed", "The disk is full.")
     chunk = jobs.take(2)
     assert chunk is not None
@@ -126,8 +123,8 @@ def test_only_the_first_refused_items_are_listed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "MAX_LISTED", 2)
     jobs = some_jobs()
     job = jobs.add(items(5))
-    for i in range(5):
-        jobs.count(job.id, 0, 0, 0, [BadItem(f"i{i}", "it is bad.")])
+    while chunk := jobs.take(1):
+        jobs.finish(chunk, bad=[BadItem(item.id, "it is bad.") for item in chunk.items])
     assert ([one.id for one in now(jobs, job).bad], now(jobs, job).bad_count) == (["i0", "i1"], 5)
 
 

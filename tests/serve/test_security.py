@@ -627,7 +627,7 @@ def test_the_table_of_clients_is_bounded_and_forgets_the_oldest(clients):
         remembered = client in latest[-10:]
         assert (buckets.take(client, now / 1e6) > 0) == remembered
         latest = [*(one for one in latest if one != client), client]
-        assert len(buckets) == min(10, len(latest))
+        assert len(buckets._buckets) == min(10, len(latest))
 
 
 def test_too_many_requests_are_told_when_to_come_again():

@@ -115,11 +115,11 @@ async def get_item(request: Request, id: ItemId, served: ReadyIndex) -> Response
         201: {"model": PutItemResponse, "description": "The item is new."},
         **errors(400, 404, 413, 415, 422, 503),
     },
-    openapi_extra=request_body(PutItemRequest, PUT_REQUESTS, files=("image",)),
+    openapi_extra=request_body(PutItemRequest, PUT_REQUESTS),
 )
 async def put_item(request: Request, id: ItemId, served: ReadyIndex) -> Response:
     """Returns when the item is on the disk and can be found."""
-    body = await read_body(request, PutItemRequest, _put_request_from_form)
+    body = await read_body(request, PutItemRequest)
     item = _item(id, body)
     if body.image is not None:
         image = body.image
@@ -166,10 +166,6 @@ def _checked_item(body: NewItemRequest) -> Item | BadItem:
         return error
 
 
-def _put_request_from_form(parts: list[FormPart]) -> dict[str, Any]:
-    return form_values(parts, files=("image",), json=("metadata",))
-
-
 def _add_request_from_form(parts: list[FormPart]) -> dict[str, Any]:
     """Every file becomes an item."""
     items = []
@@ -179,7 +175,7 @@ def _add_request_from_form(parts: list[FormPart]) -> dict[str, Any]:
                 raise HttpProblem(422, "A part of `files` has no file name. Name every file.", "files")
             text = decode_text(part.data, quote_name(part.filename), "files") if part.is_text_file else None
             items.append({"id": part.filename, **({"image": part.data} if text is None else {"text": text})})
-    others = form_values([part for part in parts if part.name != "files"], scalars=("replace",))
+    others = form_values([part for part in parts if part.name != "files"], AddItemsRequest)
     if "items" in others:
         raise HttpProblem(422, "A form sends `files`; `items` is for JSON.", "items")
     return {**others, "items": items}

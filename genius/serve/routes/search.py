@@ -9,7 +9,7 @@ from genius.data.items import Query
 from genius.errors import BadItem, GeniusError
 from genius.search.options import SearchOptions
 from genius.serve.batching import ServedResult
-from genius.serve.bodies import FormPart, form_values, read_body
+from genius.serve.bodies import read_body
 from genius.serve.examples import BATCH_REQUESTS, SEARCH_REQUESTS, SEARCH_RESPONSE
 from genius.serve.hosted import HostedIndex
 from genius.serve.images import check_image, image_bytes
@@ -30,7 +30,7 @@ router = APIRouter(tags=["search"])
         200: {"model": SearchResponse, "description": "Hits.", "content": {"application/json": SEARCH_RESPONSE}},
         **errors(400, 404, 413, 415, 422, 503),
     },
-    openapi_extra=request_body(SearchRequest, SEARCH_REQUESTS, files=("image",)),
+    openapi_extra=request_body(SearchRequest, SEARCH_REQUESTS),
 )
 async def search(request: Request, served: ReadyIndex) -> Response:
     """The best items for a query, best first.
@@ -38,7 +38,7 @@ async def search(request: Request, served: ReadyIndex) -> Response:
     Give at least one of `text`, `image` and `like`, but not both `image` and `like`. In JSON, the image is Base64; in
     a form, it is a file.
     """
-    body = await read_body(request, SearchRequest, _search_from_form)
+    body = await read_body(request, SearchRequest)
     query = await _query(request, served, body)
     result = await cancel_on_disconnect(request, served.batcher.search(query, _options(body)))
     return json_response(_result_json(result, served, body.explain))
@@ -56,7 +56,7 @@ async def search_batch(request: Request, served: ReadyIndex) -> Response:
 
     Results come in the order of the queries. One invalid query refuses the whole batch.
     """
-    body = await read_body(request, SearchBatchRequest, lambda parts: form_values(parts, json=("queries",)))
+    body = await read_body(request, SearchBatchRequest)
     queries = []
     for place, one in enumerate(body.queries):
         try:
@@ -73,10 +73,6 @@ async def search_batch(request: Request, served: ReadyIndex) -> Response:
             raise problem_from(result).within(f"queries.{place}") from result
     encoded = await request.app.state.pools.read(lambda: _encode_batch(body, results, served))
     return json_response(encoded)
-
-
-def _search_from_form(parts: list[FormPart]) -> dict[str, Any]:
-    return form_values(parts, files=("image",), lists=("ids",), scalars=("k", "beam", "budget", "explain"))
 
 
 def _options(body: SearchRequest) -> SearchOptions:
