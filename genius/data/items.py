@@ -204,20 +204,11 @@ def _check_image(owner: str, value: object) -> None:
 def _check_metadata(owner: str, value: object) -> None:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise BadItem(owner, f"the metadata must be a dict with string keys, not {_type(value)}.")
-    try:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        for key, entry in value.items():
-            _check_metadata_entry(owner, key, entry)
-        raise BadItem(owner, f"the metadata is not JSON ({error}). Make it less deep.") from error
-
-
-def _check_metadata_entry(owner: str, key: str, value: object) -> None:
-    name = printable(key)
-    if name != key:
-        raise BadItem(owner, f"the metadata key {name!r} is not valid Unicode. Rename it.")
-    try:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        reason = f"the metadata value {name!r} is not JSON ({error}). Use strings, numbers, lists and dicts."
-        raise BadItem(owner, reason) from error
+    for key, entry in value.items():
+        try:
+            json.dumps({key: entry}, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            reason = (
+                f"the metadata value {printable(key)!r} is not JSON ({error}). Use strings, numbers, lists and dicts."
+            )
+            raise BadItem(owner, reason) from error

@@ -350,18 +350,15 @@ def _read_instructions(path: Path) -> Iterator[Instruction]:
         for row in table:
             prompts = (row[column] for column in columns if column.startswith("prompt_"))
             try:
-                yield _instruction(row, tuple(prompt for prompt in prompts if prompt and prompt.strip()))
+                instruction = Instruction(
+                    dataset=row["dataset_name"],
+                    dataset_id=int(row["dataset_id"]),
+                    query_modality=Modality.parse(row["query_modality"]),
+                    cand_modality=Modality.parse(row["cand_modality"]),
+                    prompts=tuple(prompt for prompt in prompts if prompt and prompt.strip()),
+                )
+                if not instruction.prompts:
+                    raise ValueError("it has no prompt")
             except (TypeError, ValueError, BadItem) as error:
                 raise BadData(f"{path}, line {table.line_num}: the row cannot be read ({error}).") from error
-
-
-def _instruction(row: dict[str, str], prompts: tuple[str, ...]) -> Instruction:
-    if not prompts:
-        raise ValueError("it has no prompt")
-    return Instruction(
-        dataset=row["dataset_name"],
-        dataset_id=int(row["dataset_id"]),
-        query_modality=Modality.parse(row["query_modality"]),
-        cand_modality=Modality.parse(row["cand_modality"]),
-        prompts=prompts,
-    )
+            yield instruction

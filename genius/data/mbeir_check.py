@@ -106,25 +106,15 @@ class TaskCounts:
 
 @dataclass
 class CheckReport:
-    """Result of `check`.
-
-    Attributes:
-        rows: Counts of the tasks that have files.
-        global_pools: Number of candidates of each split.
-        absent: Splits and names of the tasks without files.
-        missing: Names of missing files.
-        damaged: Sentences about damaged files.
-        differing: Sentences about counts that differ from the paper.
-        images: Number of images that were opened.
-    """
+    """Result of `check`."""
 
     rows: list[TaskCounts] = field(default_factory=list)
-    global_pools: dict[str, int] = field(default_factory=dict)
-    absent: list[tuple[str, str]] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-    differing: list[str] = field(default_factory=list)
-    images: int = 0
+    global_pools: dict[str, int] = field(default_factory=dict)  # candidates of each split
+    absent: list[tuple[str, str]] = field(default_factory=list)  # split and name of each task without files
+    missing: list[str] = field(default_factory=list)  # names of files
+    damaged: list[str] = field(default_factory=list)  # sentences
+    differing: list[str] = field(default_factory=list)  # sentences about counts that differ from the paper
+    images: int = 0  # number of images that were opened
 
     @property
     def whole(self) -> bool:

@@ -5,7 +5,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,10 @@ def write_pool(root: str | os.PathLike[str], task: Task, split: str, candidates:
 
 def write_global_pool(root: str | os.PathLike[str], split: str, candidates: Iterable[Candidate]) -> None:
     """Write the candidates of all tasks together, without repeats."""
-    unique = _without_repeats(candidates)
-    _write_pool(Path(root, global_pool_path(split)), unique)
+    unique: dict[str, Candidate] = {}
+    for candidate in candidates:
+        unique.setdefault(candidate.did, candidate)
+    _write_pool(Path(root, global_pool_path(split)), unique.values())
 
 
 def write_instructions(root: str | os.PathLike[str], instructions: Iterable[Instruction]) -> None:
@@ -87,14 +89,6 @@ def _word(id: str) -> str:
     if not id or re.search(r"\s", id):
         raise BadData(f"The id {id!r} is empty or holds white space, which qrels cannot hold. Use another id.")
     return id
-
-
-def _without_repeats(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    seen = set()
-    for candidate in candidates:
-        if candidate.did not in seen:
-            seen.add(candidate.did)
-            yield candidate
 
 
 def _write_pool(path: Path, candidates: Iterable[Candidate]) -> None:

@@ -8,11 +8,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +51,19 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
     path = Path(path)
     if not path.exists():
         raise BadData(f"{printable(str(path))}: there is no such file or folder. Check the path.")
-    reader = _reader(path)
-    if reader is None:
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        items = _read_folder(path)
+    elif suffix in _IMAGES:
+        items = iter([_image_file(path, path.name)])
+    elif suffix in _TABLES:
+        items = _TABLES[suffix](path)
+    else:
         raise BadData(f"{printable(str(path))}: the file format is not supported. Give {UNDERSTOOD}.")
-    items = reader(path)
     first = next(items, None)
     if first is None:
         raise BadData(f"{printable(str(path))}: there are no items in it. Give {UNDERSTOOD}.")
     return chain([first], items)
-
-
-def _reader(path: Path) -> Callable[[Path], Iterator[Item | BadItem]] | None:
-    if path.is_dir():
-        return _read_folder
-    suffix = path.suffix.lower()
-    if suffix in _IMAGES:
-        return lambda image: iter([_image_file(image, image.name)])
-    return _TABLES.get(suffix)
 
 
 # Folders
@@ -85,7 +81,10 @@ def _read_folder(root: Path) -> Iterator[Item | BadItem]:
             if path.suffix.lower() in _IMAGES:
                 yield _image_file(path, id)
             elif path.suffix.lower() == ".txt" and path.stem not in with_image:
-                yield _text_file(path, id)
+                try:
+                    yield _checked(Item(id, text=_side_text(path)))
+                except BadItem as error:
+                    yield BadItem(printable(id), error.reason)
     for error in unreadable:
         yield BadItem(
             printable(str(error.filename)), f"the folder cannot be read ({error.strerror}). Check its permissions."
@@ -110,13 +109,6 @@ def _side_file(path: Path, suffix: str) -> Path:
     """Return `cat.txt` for `cat.jpg`, or `CAT.TXT` for `CAT.JPG`."""
     upper = path.with_suffix(suffix.upper())
     return upper if upper.is_file() else path.with_suffix(suffix)
-
-
-def _text_file(path: Path, id: str) -> Item | BadItem:
-    try:
-        return _checked(Item(id, text=_side_text(path)))
-    except BadItem as error:
-        return BadItem(printable(id), error.reason)
 
 
 def _side_text(path: Path) -> str | None:
@@ -159,17 +151,14 @@ class _Place:
 def _read_csv(path: Path) -> Iterator[Item | BadItem]:
     """Read a CSV file. Rows are numbered as in a spreadsheet: the header is row 1."""
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 24))  # the default is too small for long texts
-    with open(
-        path, encoding="utf-8-sig", errors="surrogateescape", newline=""
-    ) as file:  # an invalid byte affects one row only
+    # surrogateescape: an invalid byte affects one row only
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         header_line = file.readline()
         delimiter = max(_DELIMITERS, key=lambda mark: len(_FIELDS & set(_header(header_line, mark))))
         header = _header(header_line, delimiter)
         _check_columns(path, header)
         rows = csv.reader(file, delimiter=delimiter, strict=True)
-        number = 1
-        while True:
-            number += 1
+        for number in count(2):
             place = _Place(path, number)
             try:
                 cells = next(rows)

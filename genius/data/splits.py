@@ -35,23 +35,14 @@ class Vocabulary:
 
 @dataclass
 class TaskData:
-    """The queries of one task.
-
-    Attributes:
-        task: The task.
-        qids: Query ids.
-        text: (n,) numbers of the prompts.
-        image: (n,) numbers of the images, -1 for none.
-        positives: Rows of the relevant candidates of each query.
-        pool: Rows of the candidates of the task; None in train.
-    """
+    """The queries of one task."""
 
     task: Task
     qids: list[str]
-    text: np.ndarray
-    image: np.ndarray
-    positives: list[np.ndarray]
-    pool: np.ndarray | None
+    text: np.ndarray  # (n,) numbers of the prompts
+    image: np.ndarray  # (n,) numbers of the images, -1 for none
+    positives: list[np.ndarray]  # rows of the relevant candidates of each query
+    pool: np.ndarray | None  # rows of the candidates of the task; None in train
 
     def __len__(self) -> int:
         return len(self.text)
@@ -85,11 +76,7 @@ def first_prompt(prompts: Sequence[str]) -> str:
 def read_split(
     benchmarks: Sequence[Benchmark], split: str, texts: Vocabulary, images: Vocabulary, choose: Choose = first_prompt
 ) -> SplitData:
-    """Read one split of some benchmarks. New strings and images get numbers in `texts` and `images`.
-
-    Raises:
-        BadData: The split is missing or inconsistent.
-    """
+    """Read one split of some benchmarks. New strings and images get numbers in `texts` and `images`."""
     tasks: list[TaskData] = []
     dids: list[str] = []
     text: list[int] = []

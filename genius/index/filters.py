@@ -33,15 +33,7 @@ _TOKEN = re.compile(
 
 
 def check_filter(where: str, hidden: Collection[str] = ()) -> None:
-    """Refuse a filter that is malformed, or that could take unlimited time or memory.
-
-    Args:
-        where: The filter.
-        hidden: Columns of the dataset that filters must not name, in lower case.
-
-    Raises:
-        GeniusError: The filter is refused; the message says why.
-    """
+    """Refuse a filter that is malformed, names a `hidden` column, or could take unlimited time or memory."""
     if not isinstance(where, str) or not where.strip():
         raise GeniusError(f"{where!r} is not a filter. Write one such as \"lang = 'en' AND year >= 2000\".")
     if len(where) > MAX_LENGTH:

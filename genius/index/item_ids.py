@@ -17,14 +17,10 @@ class ItemIds(NamedTuple):
     ids takes 0.3 ms; a Lance filter on the id column takes 25 ms in an index of 100,000 items and 35 ms or more in one
     of a million, for every batch of an addition and every request that puts or deletes an item. Building it for a
     million items takes 0.5 s, once.
-
-    Attributes:
-        hashes: (n,) int64, ascending.
-        row_ids: (n,) int64, the row id of each hash.
     """
 
-    hashes: np.ndarray
-    row_ids: np.ndarray
+    hashes: np.ndarray  # (n,) int64, ascending
+    row_ids: np.ndarray  # (n,) int64, the row id of each hash
 
     @classmethod
     def of(cls, batches: Iterable[tuple[pa.Array, np.ndarray]]) -> "ItemIds":

@@ -82,11 +82,7 @@ class Header:
 
     @classmethod
     def of(cls, dataset: lance.LanceDataset) -> "Header":
-        """Read and check the header of a dataset.
-
-        Raises:
-            BadIndex: The header is missing, damaged or of another format, or the columns do not match it.
-        """
+        """Read the header of a dataset, and check that the columns match it."""
         path = Path(dataset.uri)
         text = (dataset.schema.metadata or {}).get(_HEADER_KEY)
         if text is None:
@@ -128,11 +124,7 @@ def vector_columns(header: Header) -> list[str]:
 
 
 def open_dataset(folder: Path, version: int | None = None) -> lance.LanceDataset:
-    """Open the dataset of an index, at its latest version or an older one.
-
-    Raises:
-        BadIndex: There is no index in the folder, it cannot be opened, or it does not have the version.
-    """
+    """Open the dataset of an index, at its latest version or an older one."""
     path = folder / ITEMS
     if not folder.exists():
         raise BadIndex(f"There is no index at {folder}. Create one with `genius index create`.")
@@ -165,14 +157,7 @@ def _other_format(folder: Path, version: object) -> BadIndex:
 
 
 def item_to_row(item: Item, path: str | None, image: bytes | None, store_images: bool) -> dict[str, Any]:
-    """Values of ITEM_COLUMNS and `hash` for an item.
-
-    Args:
-        item: The item.
-        path: Absolute path of its image; None if the image is not a file.
-        image: Content of the image file; None without an image.
-        store_images: Whether images that have a path are stored as well.
-    """
+    """Values of ITEM_COLUMNS and `hash` for an item. path, image: absolute path and content of its image file."""
     return {
         "id": item.id,
         "modality": item.modality.label,
@@ -262,11 +247,6 @@ def field_columns(
     A new field is of type text if any row has a string in it, else number or boolean. The type never changes. A text
     column takes any string, number or boolean; other columns have null for values of another type, as all have for
     lists and objects. Fields with a name in `reserved`, or one that filters cannot quote, get no column.
-
-    Args:
-        metadata: The metadata of each row.
-        known: Names and types of the fields that have a column.
-        reserved: Lower-case names of the other columns.
     """
     found: dict[str, list[Any]] = {}
     for row in metadata:

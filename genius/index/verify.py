@@ -162,15 +162,21 @@ class _Verifier:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot, self.dataset, self.header = snapshot, snapshot.dataset, snapshot.header
-        self.repairs = _Repairs(snapshot.folder)
         self.model: Genius | None = None
+
+    def repair(self, verb: str, *rest: str) -> str:
+        """Return the command that repairs the index."""
+        return shlex.join(["genius", "index", verb, str(self.snapshot.folder), *rest])
+
+    def delete(self, id: str) -> str:
+        return self.repair("delete", *(["--"] if id.startswith("-") else []), id)
 
     def check_model(self) -> Iterator[IndexProblem]:
         """Load the model, which compares its fingerprint with that of the index."""
         try:
             self.model = self.snapshot.model
         except GeniusError as error:
-            yield IndexProblem("model", None, str(error), self.repairs.new_model)
+            yield IndexProblem("model", None, str(error), f"{self.repair('reindex')} --model MODEL")
 
     def damaged(self, fragment: lance.LanceFragment, reason: str) -> IndexProblem:
         """Describe a fragment that cannot be read."""
@@ -180,9 +186,9 @@ class _Verifier:
         )
         if _is_readable(self.dataset, fragment, _content_columns(self.snapshot)):
             message = f"{what}; their content is complete, so codes and embeddings can be computed again."
-            return IndexProblem("fragment", None, message, self.repairs.reindex)
+            return IndexProblem("fragment", None, message, self.repair("reindex"))
         message = f"{what}. Restore it from a copy; or remove these items, and add them again from their source."
-        return IndexProblem("fragment", None, message, self.repairs.drop)
+        return IndexProblem("fragment", None, message, self.repair("verify", "--drop-damaged"))
 
     def _damaged_files(self, fragment: lance.LanceFragment, reason: str) -> list[str]:
         """Return the files that are missing or have the wrong size; all files of the fragment if none is."""
@@ -199,7 +205,7 @@ class _Verifier:
         ids, has_content = batch["id"].to_pylist(), batch["hash"].is_valid().to_pylist()
 
         def problem(kind: str, row: int, message: str) -> IndexProblem:
-            repair = self.repairs.reindex if has_content[row] else self.repairs.delete(ids[row])
+            repair = self.repair("reindex") if has_content[row] else self.delete(ids[row])
             return IndexProblem(kind, ids[row], message, repair)
 
         for row in np.flatnonzero(self._has_invalid_codes(batch)).tolist():
@@ -224,7 +230,7 @@ class _Verifier:
     def _check_content(self, record: dict[str, Any]) -> Iterator[IndexProblem]:
         """Check metadata, image and content hash of a row."""
         id, path, stored = record["id"], record["image"], record["image_bytes"]
-        repair = self.repairs.delete(id)
+        repair = self.delete(id)
         try:
             valid = isinstance(json.loads(record["metadata"]), dict)
         except (ValueError, RecursionError):
@@ -254,7 +260,7 @@ class _Verifier:
         for id, count in counts.items():
             if count > 1:
                 message = f"{count} items have this id. Delete it and add the item again."
-                yield IndexProblem("id", id, message, self.repairs.delete(id))
+                yield IndexProblem("id", id, message, self.delete(id))
 
     # Encoding
 
@@ -283,27 +289,29 @@ class _Verifier:
                 return None
             except OSError as error:
                 message = f"its image {path} cannot be read ({error.strerror}). Check its permissions."
-                return IndexProblem("image", id, message, self.repairs.delete(id))
+                return IndexProblem("image", id, message, self.delete(id))
             if content_hash(record["text"], image) != record["hash"]:
                 message = f"its text or its image {path} has changed since it was added."
-                return IndexProblem("content", id, message, self.repairs.reindex)
+                return IndexProblem("content", id, message, self.repair("reindex"))
         elif content_hash(record["text"], image) != record["hash"]:
             return None
         try:
             assert self.model is not None
             return self.model.prepare(Item(id, record["text"], image), path)
         except GeniusError as error:
-            return IndexProblem("content", id, f"the model cannot read it ({error}).", self.repairs.delete(id))
+            return IndexProblem("content", id, f"the model cannot read it ({error}).", self.delete(id))
 
     def _compare(self, model: Genius, rows: pa.Table, inputs: list[Prepared]) -> Iterator[IndexProblem]:
         ids, vectors = rows["id"].to_pylist(), model.encode(inputs)
         for row in np.flatnonzero(~_same_codes(model, vectors, to_codes(rows, self.header))).tolist():
-            yield IndexProblem("codes", ids[row], "the model gives it other codes.", self.repairs.reindex)
+            yield IndexProblem("codes", ids[row], "the model gives it other codes.", self.repair("reindex"))
         if self.header.embeddings:
             stored, computed = to_matrix(rows["embedding"]).astype(np.float32), vectors.embedding()
             different = (stored * computed).sum(1) < _MIN_COSINE
             for row in np.flatnonzero(different & (computed != 0).any(1) & _is_unit_or_zero(stored)).tolist():
-                yield IndexProblem("embedding", ids[row], "the model gives it another embedding.", self.repairs.reindex)
+                yield IndexProblem(
+                    "embedding", ids[row], "the model gives it another embedding.", self.repair("reindex")
+                )
 
 
 def _is_unit_or_zero(embeddings: np.ndarray) -> np.ndarray:
@@ -336,11 +344,10 @@ def _same_codes(model: Genius, vectors: Vectors, codes: np.ndarray) -> np.ndarra
     same = (model.codes(vectors) == codes).all(1)
     rows = np.flatnonzero(~same)
     if len(rows):
-        fused = model.fuse(vectors[rows])
-        same[rows] = _nearest_within_rounding(model.quantizer.codebooks, fused, codes[rows])
-        best = _error(model, fused, model.codes(vectors[rows]))
-        same[rows] |= _error(model, fused, codes[rows]) <= best * (1 + _ROUNDING)
-        same[rows] &= codes[rows, 0] == model.codes(vectors[rows])[:, 0]
+        fused, stored, computed = model.fuse(vectors[rows]), codes[rows], model.codes(vectors[rows])
+        same[rows] = _nearest_within_rounding(model.quantizer.codebooks, fused, stored)
+        same[rows] |= _error(model, fused, stored) <= _error(model, fused, computed) * (1 + _ROUNDING)
+        same[rows] &= stored[:, 0] == computed[:, 0]
     return np.asarray(same)
 
 
@@ -361,28 +368,3 @@ def _nearest_within_rounding(codebooks: Sequence[torch.Tensor], fused: np.ndarra
         fine &= chosen <= distances.min(1) + _ROUNDING * np.square(residual).sum(1)
         residual = residual - book[codes[:, level]]
     return fine
-
-
-@dataclass(frozen=True)
-class _Repairs:
-    """The commands that repair an index."""
-
-    path: Path
-
-    def _command(self, verb: str, *rest: str) -> str:
-        return shlex.join(["genius", "index", verb, str(self.path), *rest])
-
-    @property
-    def reindex(self) -> str:
-        return self._command("reindex")
-
-    @property
-    def new_model(self) -> str:
-        return f"{self._command('reindex')} --model MODEL"
-
-    @property
-    def drop(self) -> str:
-        return self._command("verify", "--drop-damaged")
-
-    def delete(self, id: str) -> str:
-        return self._command("delete", *(["--"] if id.startswith("-") else []), id)
