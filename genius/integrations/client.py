@@ -275,10 +275,11 @@ class Client:
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Delete items. Unknown ids are ignored. Returns the number of deleted items."""
-        return sum(map(self._delete, [ids] if isinstance(ids, str) else ids))
 
-    def _delete(self, id: str) -> bool:
-        return self._if_found(lambda: self._send("DELETE", f"/v1/items/{wire.segment(id)}")) is not None
+        def delete(id: str) -> bool:
+            return self._if_found(lambda: self._send("DELETE", f"/v1/items/{wire.segment(id)}")) is not None
+
+        return sum(map(delete, [ids] if isinstance(ids, str) else ids))
 
     def upsert(self, items: Iterable[Item | BadItem]) -> AddReport:
         """Write items and wait until they are stored. Items whose id exists are replaced.

@@ -135,21 +135,13 @@ class DescribeIndexOut(BaseModel):
 
 
 class IndexTools:
-    """The tools and resources. Indexes open in a background thread; a call waits until its index is ready.
-
-    Args:
-        paths: Index folders by name. The first index is the default.
-    """
+    """The tools and resources. Indexes open in a background thread; a call waits until its index is ready."""
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self._models: dict[str, Genius] = {}
         executor = ThreadPoolExecutor(1)
         self._indexes: dict[str, Future[Index]] = {name: executor.submit(self._open, paths[name]) for name in paths}
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the indexes."""
-        return list(self._indexes)
+        self.names = list(paths)
 
     @property
     def loading(self) -> bool:
@@ -177,6 +169,12 @@ class IndexTools:
         if name not in self._indexes:
             raise GeniusError(f"There is no index {printable(name)[:200]!r}. There are: {', '.join(self.names)}.")
         return name, self._indexes[name].result()
+
+    def _get(self, index: str | None, id: str) -> tuple[GetItemOut, Item]:
+        name, opened = self._index(index)
+        found = _coded_item(opened, id)
+        whole = _fields(found.item, found.codes, max_text=20_000, max_metadata=50_000)
+        return GetItemOut(index=name, item=ItemOut(**whole)), found.item
 
     def search(
         self,
@@ -215,9 +213,8 @@ class IndexTools:
 
     def get_item(self, id: ItemId, index: IndexName = None) -> Annotated[CallToolResult, GetItemOut]:
         """Get one item by its id: full text, metadata, codes and image."""
-        name, opened = self._index(index)
-        found = _coded_item(opened, id)
-        return _result(GetItemOut(index=name, item=_whole_item(found)), [found.item], 1, 2 * THUMBNAIL_SIZE)
+        out, item = self._get(index, id)
+        return _result(out, [item], 1, 2 * THUMBNAIL_SIZE)
 
     def browse_codes(
         self,
@@ -273,12 +270,11 @@ class IndexTools:
 
     def item(self, index: str, id: str) -> GetItemOut:
         """An item as JSON."""
-        name, opened = self._index(index)
-        return GetItemOut(index=name, item=_whole_item(_coded_item(opened, id)))
+        return self._get(index, id)[0]
 
     def image(self, index: str, id: str) -> bytes:
         """An item's image as a JPEG thumbnail."""
-        image = _jpeg(_coded_item(self._index(index)[1], id).item, 2 * THUMBNAIL_SIZE)
+        image = _jpeg(self._get(index, id)[1], 2 * THUMBNAIL_SIZE)
         if image is None:
             raise GeniusError(f"{printable(id)[:200]!r} has no image, or its file cannot be read.")
         return image
@@ -316,10 +312,6 @@ def _coded_item(index: "Index", id: str) -> "CodedItem":
     if found is None:
         raise GeniusError(f"There is no item {printable(id)[:200]!r} in this index. Use an id shown by search.")
     return found
-
-
-def _whole_item(coded: "CodedItem") -> ItemOut:
-    return ItemOut(**_fields(coded.item, coded.codes, max_text=20_000, max_metadata=50_000))
 
 
 def _fields(item: Item, codes: Iterable[int], max_text: int = 500, max_metadata: int = 2_000) -> dict[str, Any]:
@@ -422,11 +414,7 @@ def create_server(tools: IndexTools) -> MCPServer:
 
 
 def serve(paths: Mapping[str, Path]) -> None:
-    """Serve indexes on standard input and output until the input ends.
-
-    Args:
-        paths: Index folders by name. The first index is the default.
-    """
+    """Serve indexes by name on standard input and output until the input ends. The first one is the default."""
     tools = IndexTools(paths)
     create_server(tools).run()
     if tools.loading:  # do not wait for a model that is no longer needed

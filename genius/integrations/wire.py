@@ -1,15 +1,12 @@
 """JSON of the HTTP service: bodies of requests, and responses as Python objects."""
 
 import base64
-import io
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from genius.data.items import ImageSource, Item, Modality, Query, printable
+from genius.data.items import ImageSource, Item, Modality, Query
 from genius.errors import BadImage, BadItem, GeniusError
 from genius.search.options import SearchKeywords, SearchOptions
 from genius.search.results import Branch, CodeChild, CodedItem, CodePage, Hit, Hits, SearchResult
@@ -72,8 +69,12 @@ def query_body(query: Query) -> dict[str, Any]:
     """JSON of a query, without search options."""
     if not isinstance(query, Query):
         raise GeniusError(f"search takes a Query or a list of them, not {query!r}. Write Query(text=...).")
-    image = None if query.image is None else _base64(query.image)
-    return {"text": query.text, "image": image, "instruction": query.instruction, "target": label(query.target)}
+    return {
+        "text": query.text,
+        "image": _base64(query.image),
+        "instruction": query.instruction,
+        "target": label(query.target),
+    }
 
 
 def options_body(k: int, options: SearchKeywords, explain: bool) -> dict[str, Any]:
@@ -87,8 +88,7 @@ def item_body(item: Item) -> dict[str, Any]:
     """JSON of an item to write."""
     if not isinstance(item, Item):
         raise GeniusError(f"Only an Item can be written, not {item!r}. Write Item(id, text=..., image=...).")
-    image = None if item.image is None else _base64(item.image)
-    return {"id": item.id, "text": item.text, "image": image, "metadata": item.metadata}
+    return {"id": item.id, "text": item.text, "image": _base64(item.image), "metadata": item.metadata}
 
 
 def item_bodies(items: Iterable[Item | BadItem], bad: list[BadItem]) -> Iterator[dict[str, Any]]:
@@ -98,11 +98,9 @@ def item_bodies(items: Iterable[Item | BadItem], bad: list[BadItem]) -> Iterator
             bad.append(item)
             continue
         try:
-            body = item_body(item)
+            yield item_body(item)
         except BadImage as error:
             bad.append(BadItem(item.id, str(error)))
-        else:
-            yield body
 
 
 def chunks(bodies: Iterable[dict[str, Any]], most: int) -> Iterator[list[dict[str, Any]]]:
@@ -131,26 +129,13 @@ def segment(id: str) -> str:
     return quote(id, safe="").replace(".", "%2E")
 
 
-def _base64(source: ImageSource) -> str:
-    return base64.b64encode(_image_bytes(source)).decode()
+def _base64(source: ImageSource | None) -> str | None:
+    """The bytes of an image file. The service checks them."""
+    if source is None:
+        return None
+    from genius.data.images import image_bytes  # loads numpy
 
-
-def _image_bytes(source: ImageSource) -> bytes:
-    """The image as the bytes of an image file. The service checks them."""
-    if isinstance(source, bytes):
-        return source
-    if not isinstance(source, str | os.PathLike):
-        from genius.data.images import load_image  # needs numpy
-
-        file = io.BytesIO()
-        load_image(source).save(file, "PNG")
-        return file.getvalue()
-    path = os.fsdecode(source)
-    try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BadImage(f"{printable(path)}: the file cannot be read ({reason}). Check the path.") from error
+    return base64.b64encode(image_bytes(source)).decode()
 
 
 # Responses
@@ -168,7 +153,7 @@ def read_coded_item(got: Mapping[str, Any]) -> CodedItem:
 
 def read_page(got: Mapping[str, Any]) -> tuple[int, list[Item]]:
     """Total number of items, and the items of one page."""
-    return got["total"], [read_item(one) for one in got["items"]]
+    return got["total"], [*map(read_item, got["items"])]
 
 
 def read_result(got: Mapping[str, Any]) -> SearchResult:
