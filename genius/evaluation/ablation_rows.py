@@ -20,17 +20,11 @@ _KEYS = ("name", "setting", "beam", "methods", "scheme", "fusion", "train", "qui
 
 @dataclass(frozen=True)
 class AblationTraining:
-    """Everything besides data and encoder that decides the result of a training.
-
-    Attributes:
-        config: Settings of stages 2 and 3.
-        scheme: One of SCHEMES: how IDs are made.
-        fusion: "image+text", or "random" for a fusion that starts from random weights.
-    """
+    """Everything besides data and encoder that decides the result of a training."""
 
     config: TrainConfig
-    scheme: str
-    fusion: str
+    scheme: str  # one of SCHEMES: how IDs are made
+    fusion: str  # one of FUSIONS: starts as the sum of both vectors, or from random weights
 
     @property
     def quantizer(self) -> str:

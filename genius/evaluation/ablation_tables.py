@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from genius.errors import BadData
 from genius.evaluation import charts
 from genius.evaluation.estimate import Estimate, mean_difference, mean_percent, signed
 from genius.evaluation.recall_tables import SETTINGS, recall, recall_cell
@@ -19,24 +18,15 @@ Ablation = dict[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A row compared with its reference.
-
-    Attributes:
-        difference: Mean over the tasks of the difference in Recall@5; None if the reference was not measured.
-        agrees: Whether the paper's finding holds here; None if the paper has none.
-    """
+    """A row compared with its reference."""
 
     text: str
-    difference: Estimate | None = None
-    agrees: bool | None = None
+    difference: Estimate | None = None  # in Recall@5, mean over the tasks; None if the reference was not measured
+    agrees: bool | None = None  # whether the paper's finding holds here; None if the paper has none
 
 
 def judge(row: Ablation, rows: dict[str, Ablation]) -> Verdict:
-    """Whether the paper's finding about `row` holds here. rows: name -> row, for the reference.
-
-    Raises:
-        BadData: The row's direction is unknown.
-    """
+    """Whether the paper's finding about `row` holds here. rows: name -> row, for the reference."""
     if row["direction"] == "reference":
         return Verdict("reference")
     reference = rows.get(row.get("against") or "")
@@ -51,9 +41,8 @@ def judge(row: Ablation, rows: dict[str, Ablation]) -> Verdict:
             return Verdict(text, difference, agrees)
         case "mixed":
             return Verdict(f"mixed in the paper; here {found}", difference)
-        case "unknown":
+        case _:  # "unknown"
             return Verdict(f"not in the paper; here {found}", difference)
-    raise BadData(f"The ablation {row['name']} has the unknown direction {row['direction']!r}.")
 
 
 def agreement(ablations: dict[str, Any]) -> str | None:

@@ -30,14 +30,14 @@ from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, Vocabulary, read_split
 from genius.encoders.base import Vectors
 from genius.encoders.mini import MiniEncoder
-from genius.errors import BadData, GeniusError
+from genius.errors import BadData
 from genius.evaluation.ablation_rows import AblationRow, AblationTraining, digest, read_ablations
 from genius.evaluation.encoded_split import EncodedSplit, sampled_rows
 from genius.evaluation.estimate import mean_percent
 from genius.evaluation.evaluate import evaluate_encoded
 from genius.evaluation.id_schemes import SINGLE_MODALITY, make_scheme
 from genius.evaluation.recall_tables import recall
-from genius.evaluation.runs import TaskResult, codebook_use
+from genius.evaluation.runs import TaskResult, check_names, codebook_use
 from genius.model.decoder import Decoder
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion import Fusion
@@ -95,7 +95,9 @@ def ablate(
     """
     console = console or Console()
     plan = read_ablations(quick)
-    chosen = _chosen(plan.rows, rows)
+    known = [row.name for row in plan.rows]
+    check_names(rows or known, known, "ablation")
+    chosen = [row for row in plan.rows if row.name in (rows or known)]
     limit = plan.limit if limit is None else limit
     if limit is not None and limit < 1:
         raise BadData(f"The limit is {limit} queries per task; it must be at least 1.")
@@ -124,14 +126,6 @@ def ablate(
     with console.status("rebuilding vectors"):
         _write_quantized(run, plan.rows)
     return _write_results(run, quick, plan.rows)
-
-
-def _chosen(rows: Sequence[AblationRow], names: Sequence[str] | None) -> list[AblationRow]:
-    known = [row.name for row in rows]
-    for name in names or ():
-        if name not in known:
-            raise GeniusError(f"There is no ablation {name!r}. Choose from: {', '.join(known)}.")
-    return [row for row in rows if not names or row.name in names]
 
 
 def _grouped(rows: Sequence[AblationRow], key: Callable[[AblationRow], str]) -> list[list[AblationRow]]:

@@ -125,7 +125,7 @@ def _make_hnsw(faiss: Any, items: Floats, points: Floats, budget: float) -> tupl
 
     def measure() -> float:
         links = 4 * graph.neighbors.size() + 8 * graph.offsets.size() + 4 * graph.levels.size()
-        return 4.0 * items.shape[1] + links / len(items)
+        return float(4 * items.shape[1] + links / len(items))
 
     return index, measure
 

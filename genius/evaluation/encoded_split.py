@@ -27,21 +27,15 @@ SAVE_SECONDS = 60  # between two saves of the vectors encoded so far
 
 @dataclass
 class EvaluationSplit:
-    """A split before encoding.
+    """A split before encoding."""
 
-    Attributes:
-        data: Tasks and candidates. Texts and images are numbers, positions in the two lists below.
-        texts: Unique texts.
-        images: Paths of unique images.
-        prompts: Task name -> for each prompt of the task, the texts of its queries (n,). Empty with one prompt.
-        digest: Identifies the content of the whole split, independent of the selected tasks and queries.
-    """
-
-    data: SplitData
+    data: SplitData  # texts and images are numbers, positions in the two lists below
     texts: list[str]
-    images: list[str]
-    prompts: dict[str, list[np.ndarray]]
-    digest: str
+    images: list[str]  # paths
+    prompts: dict[
+        str, list[np.ndarray]
+    ]  # task -> the texts (n,) of its queries with each prompt; empty with one prompt
+    digest: str  # of the whole split, independent of the selected tasks and queries
 
 
 def read_evaluation_split(
@@ -51,18 +45,7 @@ def read_evaluation_split(
     tasks: Sequence[str] | None = None,
     prompts: str = "first",
 ) -> EvaluationSplit:
-    """Read a split.
-
-    Args:
-        benchmark: Where to read from.
-        split: Name of the split.
-        limit: Maximum number of queries per task, sampled with a fixed seed.
-        tasks: Names of tasks or prefixes of them. Default: all tasks.
-        prompts: "first" or "all" prompts of each task.
-
-    Raises:
-        BadData: The split cannot be read, or no task has one of the names.
-    """
+    """Read the tasks of a split with these names or prefixes, `limit` queries each. For arguments, see `evaluate`."""
     check_names([prompts], PROMPTS, "choice of prompts")
     if limit is not None and limit < 1:
         raise BadData(f"The limit is {limit} queries per task; it must be at least 1.")
@@ -123,20 +106,12 @@ def searched_rows(data: SplitData, settings: Sequence[str]) -> np.ndarray:
 
 @dataclass
 class EncodedSplit:
-    """Vectors of all texts and images of a split, and the IDs of its candidates.
-
-    Attributes:
-        data: Tasks and candidates.
-        texts: (texts + 1, d) float32. The last row, which number -1 selects, is zero.
-        images: (images + 1, d) float32, as `texts`.
-        codes: (candidates, levels) uint16.
-        prompts: See `EvaluationSplit`.
-    """
+    """Vectors of all texts and images of a split, and the IDs of its candidates."""
 
     data: SplitData
-    texts: np.ndarray
-    images: np.ndarray
-    codes: np.ndarray
+    texts: np.ndarray  # (texts + 1, d) float32; the last row, which number -1 selects, is zero
+    images: np.ndarray  # (images + 1, d) float32, as `texts`
+    codes: np.ndarray  # (candidates, levels) uint16
     prompts: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
     def vectors(self, text: np.ndarray, image: np.ndarray) -> Vectors:
@@ -155,11 +130,7 @@ def encode_split(
     console: Console | None = None,
     run: RunFolder | None = None,
 ) -> EncodedSplit:
-    """Encode the texts and images that the settings need. Vectors stored in `run` are not computed again.
-
-    Raises:
-        BadData: An image cannot be read, or the model gives no usable vector for a text or image.
-    """
+    """Encode the texts and images that the settings need. Vectors stored in `run` are not computed again."""
     console = console or Console()
     data = split.data
     rows = searched_rows(data, settings)

@@ -27,17 +27,9 @@ DIGITS, BASE = 4, 256  # of a random ID
 
 
 def make_scheme(name: str, quantizer: Quantizer, z: Tensor, modality: Tensor, seed: int) -> IdScheme:
-    """Make a scheme.
+    """Make the scheme of a name in SCHEMES from the trained quantizer.
 
-    Args:
-        name: One of SCHEMES.
-        quantizer: The trained quantizer; for a SINGLE_MODALITY scheme, trained with modality 0 for all items.
-        z: (n, d) fused vectors of the training candidates, from which classifier and clusters are made.
-        modality: (n,) their modalities.
-        seed: Seed of clusters and random numbers.
-
-    Raises:
-        GeniusError: There is no such scheme.
+    Classifier and clusters are made from the training candidates: fused vectors z (n, d) and modality (n,).
     """
     match name:
         case "modality":
@@ -58,11 +50,7 @@ class PlainCodes:
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer, self.sizes = quantizer, quantizer.sizes[1:]
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """See `IdScheme`."""
-        return self.quantizer.codebooks[1:]
+        self.codebooks = quantizer.codebooks[1:]
 
     def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
         """See `IdScheme`."""
@@ -77,15 +65,11 @@ class ClassifiedCodes:
         self.plain = PlainCodes(quantizer)
         self.sizes = (MODALITIES, *self.plain.sizes)
         one_hot = torch.nn.functional.one_hot(modality.long(), MODALITIES).to(z.dtype)
-        self.means = (one_hot.T @ z) / one_hot.sum(dim=0).clamp_min(1)[:, None]
+        means = (one_hot.T @ z) / one_hot.sum(dim=0).clamp_min(1)[:, None]
+        self.codebooks = [means, *self.plain.codebooks]
         inputs = _with_one(z)
         ridge = 1e-3 * len(z) / z.shape[1] * torch.eye(inputs.shape[1])
         self.weights = torch.linalg.solve(inputs.T @ inputs + ridge, inputs.T @ one_hot)  # (d + 1, 3)
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """See `IdScheme`."""
-        return [self.means, *self.plain.codebooks]
 
     def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
         """See `IdScheme`."""
@@ -110,13 +94,9 @@ class ClusterPaths:
                     centres[node[rows[0]], : len(found)] = found
             self.centres.append(centres)
             node = node * branches + self._nearest(z, node, level)
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """The centres of the first level, then zeros: later codes have no position of their own."""
-        first = self.centres[0][0]
-        first = torch.where(first.isfinite(), first, 0.0)
-        return [first, *(torch.zeros_like(first) for _ in self.sizes[1:])]
+        first = torch.where(self.centres[0][0].isfinite(), self.centres[0][0], 0.0)
+        # Later codes have no position of their own.
+        self.codebooks = [first, *(torch.zeros_like(first) for _ in self.sizes[1:])]
 
     def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
         """See `IdScheme`."""
@@ -136,13 +116,9 @@ class RandomCodes:
     """Random IDs: a digest of the vector. Equal vectors get equal IDs, similar vectors do not."""
 
     def __init__(self, dim: int, seed: int) -> None:
-        self.dim, self.salt = dim, seed.to_bytes(8, "little", signed=True)
+        self.salt = seed.to_bytes(8, "little", signed=True)
         self.sizes = (BASE,) * DIGITS
-
-    @property
-    def codebooks(self) -> list[Tensor]:
-        """See `IdScheme`."""
-        return [torch.zeros(size, self.dim) for size in self.sizes]
+        self.codebooks = [torch.zeros(BASE, dim) for _ in range(DIGITS)]
 
     def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
         """See `IdScheme`."""

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from genius.encoders.model_files import hub_library
 from genius.errors import BadData
 from genius.evaluation.recall_tables import SettingResults
 from genius.evaluation.report_sections import render
 from genius.evaluation.runs import TaskResult, headline
 from genius.evaluation.saved_results import SavedResults
 from genius.model.genius import Genius
-from genius.model.hub import TAGS, hub_library
+from genius.model.hub import TAGS
 
 
 def model_card(model: Genius, name: str, run: str | os.PathLike[str] | None = None, license: str | None = None) -> str:

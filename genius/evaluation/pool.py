@@ -42,15 +42,7 @@ class VectorSearchModel(Protocol):
 
 
 class CandidatePool:
-    """One pool of candidates. Indexes and vectors of a method are made when it is first used.
-
-    Args:
-        model: The model to search with.
-        split: The encoded split.
-        rows: The candidates of the pool, as rows of the split.
-        beam: Beam width of the search modes.
-        budget: Number of items that mode "fast" re-ranks at most.
-    """
+    """Candidates in some rows of a split. Indexes and vectors of a method are made when it is first used."""
 
     def __init__(self, model: VectorSearchModel, split: EncodedSplit, rows: np.ndarray, beam: int, budget: int) -> None:
         self.model, self.rows, self.beam, self.budget = model, rows, beam, budget

@@ -55,41 +55,23 @@ def headline(dataset: str) -> int:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Metrics of one method on one task.
-
-    Attributes:
-        setting: "local" or "global".
-        task: Name of the task, such as "mscoco_task0".
-        dataset: Name of the data set.
-        modalities: Of query and target, such as "text->image".
-        method: One of METHODS or BASELINES.
-        queries: Number of queries.
-        candidates: Number of candidates searched.
-        recall: k -> Recall@k, %.
-        interval: k -> 95 % interval of Recall@k, %.
-        mrr: MRR@10, from 0 to 1.
-        ndcg: nDCG@10, from 0 to 1.
-        right_modality: Share of the first five answers that have the target modality, %.
-        seconds: Search time per query, with many queries per batch.
-        bytes: Bytes the method stores per item: vectors as float32, codes packed.
-        spread: k -> standard deviation of Recall@k over the prompts, if there are several.
-    """
+    """Metrics of one method on one task. Recall, its interval and shares are in percent."""
 
     setting: str
     task: str
     dataset: str
-    modalities: str
+    modalities: str  # of query and target, such as "text->image"
     method: str
     queries: int
     candidates: int
-    recall: dict[int, float]
-    interval: dict[int, tuple[float, float]]
-    mrr: float
-    ndcg: float
-    right_modality: float
-    seconds: float = field(compare=False)
-    bytes: float
-    spread: dict[int, float] | None = None
+    recall: dict[int, float]  # k -> Recall@k
+    interval: dict[int, tuple[float, float]]  # k -> 95 % interval
+    mrr: float  # at 10
+    ndcg: float  # at 10
+    right_modality: float  # share of the first five answers that have the target modality
+    seconds: float = field(compare=False)  # per query, with many queries per batch
+    bytes: float  # stored per item: vectors as float32, codes packed
+    spread: dict[int, float] | None = None  # k -> standard deviation of Recall@k over several prompts
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TaskResult":
@@ -124,12 +106,7 @@ def codebook_use(codes: np.ndarray, sizes: Sequence[int]) -> list[dict[str, floa
 class RunFolder:
     """A run folder: one model on one benchmark with one set of search options. The module docstring lists its files.
 
-    Args:
-        folder: The folder. An existing run in it continues.
-        facts: What must be the same each time the run continues: benchmark, options, and `model` with its fingerprint.
-
-    Raises:
-        BadData: The folder holds another run, or is damaged.
+    A run in an existing folder continues if its facts are the same: benchmark, options, and the model's fingerprint.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
@@ -146,11 +123,7 @@ class RunFolder:
         path = self.folder / "run.json"
         if not path.exists():
             return 0.0
-        try:
-            stored = json.loads(path.read_text())
-            seconds = float(stored["seconds"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadData(f"{path} is damaged ({error!r}). Delete the folder to start over.") from error
+        stored = read_json(path, "results")
         names = {"digest": "state of the benchmark's files", "limit": "limit", "prompts": "choice of prompts"}
         for key, value in self.facts.items():
             old, new = stored.get(key), value
@@ -162,19 +135,14 @@ class RunFolder:
                     "another folder with --out, or delete that one to start over."
                 )
         self.facts["codebooks"] = stored.get("codebooks", [])
-        return seconds
+        return float(stored["seconds"])
 
     def add(
         self, result: TaskResult, split: SplitData, task: TaskData, right: np.ndarray, answers: Sequence[np.ndarray]
     ) -> None:
         """Store a result and its answers. The result is written last: it marks the rest as complete.
 
-        Args:
-            result: The metrics.
-            split: Names of the candidates.
-            task: Names of the queries.
-            right: (2, pairs) queries and their right candidates.
-            answers: For each prompt (q, k) candidates, -1 for none.
+        right: (2, pairs) queries and their right candidates. answers: for each prompt (q, k) candidates, -1 for none.
         """
         trec = self.folder / "trec" / result.setting
         trec.mkdir(parents=True, exist_ok=True)
@@ -217,6 +185,19 @@ class RunFolder:
     @property
     def _origin(self) -> tuple[str, str]:
         return self.facts["model"]["fingerprint"], self.facts["digest"]
+
+
+def read_json(path: Path, required: str) -> dict[str, Any]:
+    """A file of results. Raises BadData if it is damaged, has another format, or lacks the required key."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadData(f"{path} is not valid JSON ({error}). Delete it and run the command that wrote it.") from error
+    if not isinstance(values, dict) or required not in values:
+        raise BadData(f"{path} has no {required!r}, so it is not a file of results. Remove it from the folder.")
+    if (found := values.get("format", FORMAT)) != FORMAT:
+        raise BadData(f"{path} has format {found}, but this version reads format {FORMAT}. Measure again.")
+    return values
 
 
 def _model_name(model: dict[str, Any]) -> str:

@@ -13,15 +13,7 @@ from genius.train.loop import Stage
 
 
 class Pairs:
-    """All queries of a split as one list, sampled task by task.
-
-    Args:
-        split: The split.
-        balance: A task of n queries is drawn in proportion to n ** balance. 1 follows the data, 0 draws all tasks
-            equally often.
-        mix: Number of tasks that a batch is drawn from. Fewer tasks make the candidates of a batch more alike and
-            harder to tell apart.
-    """
+    """All queries of a split as one list, sampled task by task. For `balance` and `mix`, see `StageConfig`."""
 
     def __init__(self, split: SplitData, balance: float, mix: int) -> None:
         self.mix = mix

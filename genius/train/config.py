@@ -18,110 +18,63 @@ from genius.errors import BadData
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """Settings that every stage has, with defaults of its own.
+    """Settings that every stage has, with defaults of its own."""
 
-    Attributes:
-        batch: Query-target pairs per step.
-        rate: Peak learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
-        warmup: Steps of linear warm-up. The rate then falls to zero along a cosine.
-        balance: A task of n queries is drawn in proportion to n ** balance.
-        mix: Number of tasks a batch is drawn from. Fewer tasks make its candidates harder to tell apart.
-        validate_every: Steps between two validations.
-    """
-
-    batch: int = 512
-    rate: float = 1e-3
+    batch: int = 512  # query-target pairs per step
+    rate: float = 1e-3  # peak learning rate of AdamW
     weight_decay: float = 0.01
-    warmup: int = 100
-    balance: float = 0.5
-    mix: int = 6
-    validate_every: int = 250
+    warmup: int = 100  # steps of linear warm-up; the rate then falls to zero along a cosine
+    balance: float = 0.5  # a task of n queries is drawn in proportion to n ** balance
+    mix: int = 6  # tasks that a batch is drawn from: fewer make its candidates harder to tell apart
+    validate_every: int = 250  # steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClipStageConfig(StageConfig):
-    """Stage 1, Eq. 2, with a CLIP or SigLIP instead of `mini`. The tables [heads] and [encoder] are then not used.
+    """Stage 1, Eq. 2, with a CLIP or SigLIP instead of `mini`. The tables [heads] and [encoder] are then not used."""
 
-    Attributes:
-        model: Hub id such as "openai/clip-vit-large-patch14", or a folder. Empty: train `mini`.
-        tune: "full" (all weights), "lora" (low-rank adapters of the attention layers), "heads" (linear maps of frozen
-            vectors) or "none".
-        rank: Rank of the adapters.
-        checkpointing: Recompute activations in the backward pass: less memory, a third slower.
-        precision: "float32", "bf16", "fp16" or "auto": the best that a GPU has, float32 without one.
-        device: "cuda", "cuda:1", "mps", "cpu" or "auto": a GPU if there is one.
-        steps: Number of steps.
-        rate: The default suits "lora". Use 1e-5 for "full", 1e-3 for "heads".
-        temperature: tau of Eq. 2.
-        average: Decay of the moving average of the weights that is validated and kept. 0 keeps the last weights.
-    """
-
-    model: str = ""
-    tune: str = "lora"
-    rank: int = 16
-    checkpointing: bool = True
-    precision: str = "auto"
-    device: str = "auto"
+    model: str = ""  # hub id such as "openai/clip-vit-large-patch14", or a folder; empty: train `mini`
+    tune: str = "lora"  # "full": all weights; "lora": adapters; "heads": linear maps of frozen vectors; "none"
+    rank: int = 16  # of the adapters
+    checkpointing: bool = True  # recompute activations in the backward pass: less memory, a third slower
+    precision: str = "auto"  # "float32", "bf16", "fp16", or "auto": the best that a GPU has, float32 without one
+    device: str = "auto"  # "cuda", "cuda:1", "mps", "cpu", or "auto": a GPU if there is one
     steps: int = 5000
     batch: int = 256
-    rate: float = 1e-4
-    temperature: float = 0.01
+    rate: float = 1e-4  # for "lora"; use 1e-5 for "full", 1e-3 for "heads"
+    temperature: float = 0.01  # tau of Eq. 2
     warmup: int = 200
-    average: float = 0.0
+    average: float = 0.0  # decay of the moving average of the weights that is kept; 0 keeps the last weights
     validate_every: int = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderStageConfig(StageConfig):
-    """Stage 1, Eq. 2, for `mini`.
-
-    Attributes:
-        steps: Number of steps.
-        temperature: tau of Eq. 2. The paper's 0.01 is for CLIP, whose vectors are aligned from the start.
-        average: Decay of the moving average of the weights that is validated and kept. 0 keeps the last weights.
-        views: Views of each training image: the whole image, then crops.
-    """
+    """Stage 1, Eq. 2, for `mini`."""
 
     steps: int = 2000
     weight_decay: float = 0.05
-    temperature: float = 0.05
-    average: float = 0.995
-    views: int = 1
+    temperature: float = 0.05  # tau of Eq. 2; the paper's 0.01 is for CLIP, whose vectors are aligned from the start
+    average: float = 0.995  # see `ClipStageConfig`
+    views: int = 1  # of each training image: the whole image, then crops
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizerStageConfig(StageConfig):
-    """Stage 2, Eqs. 3 to 8. The paper: 4096 codes, 8 levels, 20 epochs.
-
-    Attributes:
-        codes_per_level: Codes of each semantic level.
-        levels: Semantic levels. The modality level comes on top.
-        shared: Use one codebook for all semantic levels (supplement, Table 6).
-        fusion_hidden: Width of the hidden layers of the fusion.
-        dropout: Dropout of the fusion.
-        contrastive: Weight of L_cl, Eq. 3.
-        beta: Weight of L_rq, Eq. 7 (the paper: 100).
-        gamma: Weight of L_mse (the paper: 100).
-        temperature: tau of Eq. 3.
-        decay: Decay of the moving averages that the codebooks follow.
-        code_beams: Beams kept while the final codes of an item are chosen.
-        sample: Vectors used by k-means at the start.
-        steps: Number of steps.
-    """
+    """Stage 2, Eqs. 3 to 8. The paper: 4096 codes, 8 levels, 20 epochs."""
 
     codes_per_level: int = 256
-    levels: int = 12
-    shared: bool = False
-    fusion_hidden: int = 256
-    dropout: float = 0.1
-    contrastive: float = 1.0
-    beta: float = 25.0
-    gamma: float = 25.0
-    temperature: float = 0.05
-    decay: float = 0.99
-    code_beams: int = 1
-    sample: int = 65536
+    levels: int = 12  # semantic levels; the modality level comes on top
+    shared: bool = False  # one codebook for all semantic levels (supplement, Table 6)
+    fusion_hidden: int = 256  # width of the hidden layers of the fusion
+    dropout: float = 0.1  # of the fusion
+    contrastive: float = 1.0  # weight of L_cl, Eq. 3
+    beta: float = 25.0  # weight of L_rq, Eq. 7 (the paper: 100)
+    gamma: float = 25.0  # weight of L_mse (the paper: 100)
+    temperature: float = 0.05  # tau of Eq. 3
+    decay: float = 0.99  # of the moving averages that the codebooks follow
+    code_beams: int = 1  # beams kept while the final codes of an item are chosen
+    sample: int = 65536  # vectors used by k-means at the start
     steps: int = 800
     rate: float = 5e-5
     validate_every: int = 200
@@ -129,47 +82,26 @@ class QuantizerStageConfig(StageConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderStageConfig(StageConfig):
-    """Stage 3, Eqs. 9 to 11. The paper: T5-small (512, 6 layers, 8 heads, 2048), prefix 30, 30 epochs, rate 1e-4.
-
-    Attributes:
-        d_model: Width of the decoder.
-        layers: Number of layers.
-        heads: Attention heads of each layer.
-        d_kv: Width of each head.
-        d_ff: Width of the feed-forward layers.
-        prefix: Length of the prefix made from the query vector.
-        dropout: Dropout of the decoder.
-        whole_vocabulary: Normalise over the codes of all levels, as the published model does.
-        linear_head: Add a linear map from the query to the code logits of every level, started from the codebooks. Not
-            in the paper.
-        linear_head_gain: Scale of the linear head at the start.
-        decoder_levels: First levels that the layers decide together with the linear head. The linear head alone
-            decides the others. 0: all levels.
-        unaugmented: Share of the queries that are trained on without augmentation.
-        augmentation: "interpolate" (Eq. 11), "published" (per dimension, square roots) or "none".
-        alpha: The weight of Eq. 11 is drawn from Beta(alpha, alpha).
-        epochs: Passes over the training queries.
-        average: Decay of the moving average of the weights that is validated and kept. 0 keeps the last weights.
-    """
+    """Stage 3, Eqs. 9 to 11. The paper: T5-small (512, 6 layers, 8 heads, 2048), prefix 30, 30 epochs, rate 1e-4."""
 
     d_model: int = 256
     layers: int = 3
     heads: int = 8
-    d_kv: int = 32
+    d_kv: int = 32  # width of each head
     d_ff: int = 1024
-    prefix: int = 16
+    prefix: int = 16  # length of the prefix made from the query vector
     dropout: float = 0.1
-    whole_vocabulary: bool = False
-    linear_head: bool = True
-    linear_head_gain: float = 20.0
-    decoder_levels: int = 2
-    unaugmented: float = 0.5
-    augmentation: str = "interpolate"
-    alpha: float = 2.0
+    whole_vocabulary: bool = False  # normalise over the codes of all levels, as the published model does
+    linear_head: bool = True  # from the query to the codes, started from the codebooks; not in the paper
+    linear_head_gain: float = 20.0  # scale of the linear head at the start
+    decoder_levels: int = 2  # first levels that the layers decide; the linear head alone decides the others; 0: all
+    unaugmented: float = 0.5  # share of the queries that are trained on without augmentation
+    augmentation: str = "interpolate"  # Eq. 11; "published": per dimension, square roots; "none"
+    alpha: float = 2.0  # the weight of Eq. 11 is drawn from Beta(alpha, alpha)
     epochs: float = 8.0
     batch: int = 256
     warmup: int = 200
-    average: float = 0.999
+    average: float = 0.999  # see `ClipStageConfig`
     balance: float = 0.7
     mix: int = 64
     validate_every: int = 839
@@ -177,20 +109,10 @@ class DecoderStageConfig(StageConfig):
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything besides the data that decides the result of a training.
+    """Everything besides the data that decides the result of a training."""
 
-    Attributes:
-        seed: Seed of weights, batches, augmentation and prompts.
-        derived_prompts: Share of the training queries that get the instruction of a query without a prompt.
-        clip: Stage 1 with a CLIP or SigLIP.
-        heads: Sizes of the heads of `mini`.
-        encoder: Stage 1 of `mini`.
-        quantizer: Stage 2.
-        decoder: Stage 3.
-    """
-
-    seed: int = 0
-    derived_prompts: float = 0.2
+    seed: int = 0  # of weights, batches, augmentation and prompts
+    derived_prompts: float = 0.2  # share of the training queries that get the instruction of a query without a prompt
     clip: ClipStageConfig = field(default_factory=ClipStageConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     encoder: EncoderStageConfig = field(default_factory=EncoderStageConfig)

@@ -44,17 +44,7 @@ class IdScheme(Protocol):
 
 
 class DecoderStage(PairStage):
-    """Trains the decoder on the IDs of a finished stage 2.
-
-    Args:
-        data: Training data.
-        vectors: Stage-1 vectors.
-        fusion: The trained fusion.
-        scheme: Makes the IDs: the trained quantizer, or another scheme.
-        config: Settings.
-        seed: Seed of weights, batches and augmentation.
-        code_beams: Beams of `scheme.encode`.
-    """
+    """Trains the decoder on the IDs that a scheme makes: the trained quantizer, or another one."""
 
     name = "decoder"
     config: DecoderStageConfig

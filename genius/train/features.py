@@ -201,16 +201,9 @@ def mapped_rows(
     cache: Path,
     console: Console,
 ) -> np.ndarray:
-    """The result of `image_rows` or `text_rows` for an encoder that ends in an added linear map, without encoding.
+    """The result of `image_rows` or `text_rows` after a linear map (d, d) was added to the encoder, without encoding.
 
-    Args:
-        encoder: The encoder with the map.
-        side: "images" or "texts".
-        names: Paths or texts.
-        rows: Vectors of the encoder without the map.
-        weight: (d, d) the map.
-        cache: Folder of caches.
-        console: Where progress is shown.
+    side: "images" or "texts". rows: vectors of the encoder without the map.
     """
 
     def blocks(_: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:

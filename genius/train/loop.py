@@ -29,27 +29,16 @@ CHECKPOINT_SECONDS = 60.0
 
 
 class Stage(ABC):
-    """One stage of training.
+    """One stage of training. For the settings, see `StageConfig`."""
 
-    Attributes:
-        name: Names its checkpoint and its lines in the log.
-        module: Holds all state of the stage.
-        groups: Parameter groups of AdamW, with learning rates.
-        steps: Number of steps.
-        warmup: Steps of linear warm-up.
-        validate_every: Steps between two validations.
-        average: Decay of the moving average of the weights that is validated and kept. 0 keeps the last weights.
-        scaler: Scales the loss in float16, so that small gradients do not vanish.
-    """
-
-    name: str
-    module: nn.Module
-    groups: list[dict[str, Any]]
+    name: str  # of its checkpoint and its lines in the log
+    module: nn.Module  # holds all state of the stage
+    groups: list[dict[str, Any]]  # parameter groups of AdamW
     steps: int
     warmup: int
     validate_every: int
     average: float
-    scaler: torch.amp.GradScaler | None = None
+    scaler: torch.amp.GradScaler | None = None  # for float16, where small gradients vanish
 
     @abstractmethod
     def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:

@@ -7,13 +7,9 @@ from torch import Tensor
 
 
 def contrastive_loss(queries: Tensor, targets: Tensor, temperature: float, masked: Tensor) -> Tensor:
-    """InfoNCE between queries and targets, Eqs. 2 and 3.
+    """InfoNCE between normalised queries and their targets (n, d), Eqs. 2 and 3.
 
-    Args:
-        queries: (n, d) normalised.
-        targets: (n, d) normalised; row i is the target of query i.
-        temperature: tau.
-        masked: (n, n) bool, targets that are not negatives of a query.
+    masked: (n, n) bool, targets that are not negatives of a query.
     """
     scores = (queries @ targets.T / temperature).masked_fill(masked, -torch.inf)
     return F.cross_entropy(scores, torch.arange(len(queries), device=queries.device))
@@ -25,17 +21,9 @@ def id_loss(log_probs: Tensor) -> Tensor:
 
 
 def augment(z_q: Tensor, z_c: Tensor, variant: str, alpha: float, rng: np.random.Generator) -> Tensor:
-    """Move queries towards their targets, Eq. 11.
+    """Move normalised queries z_q (n, d) towards their targets z_c (n, d) by mu ~ Beta(alpha, alpha), Eq. 11.
 
-    Args:
-        z_q: (n, d) normalised queries.
-        z_c: (n, d) normalised targets.
-        variant: "interpolate" (Eq. 11, one mu per pair), "published" (one mu per dimension, square roots) or "none".
-        alpha: mu is drawn from Beta(alpha, alpha).
-        rng: Source of mu.
-
-    Returns:
-        (n, d) normalised queries.
+    variant: "interpolate" (Eq. 11, one mu per pair), "published" (one mu per dimension, square roots) or "none".
     """
     if variant == "none":
         return z_q

@@ -11,15 +11,9 @@ AT = 5
 
 
 def recall(split: SplitData, queries: Sequence[np.ndarray], candidates: np.ndarray) -> dict[str, float]:
-    """Recall@5 (any hit, %) of exact search, each task in its own pool. The query's own image is never an answer.
+    """Recall@5 (any hit, %) of exact search, each task in its own pool, and the mean as `score`.
 
-    Args:
-        split: Tasks and candidates.
-        queries: (n, d) vectors of each task's queries.
-        candidates: (candidates, d) vectors.
-
-    Returns:
-        Recall of each task by name, and their mean as `score`.
+    queries: (n, d) vectors of each task's queries. The query's own image is never an answer.
     """
     recalls = {}
     for task, vectors in zip(split.tasks, queries, strict=True):

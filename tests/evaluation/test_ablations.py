@@ -344,7 +344,7 @@ def test_a_random_fusion_does_not_start_at_the_sum(
 
 @pytest.mark.usefixtures("tiny")
 def test_wrong_requests_are_refused_before_any_work(bench: Path, tmp_path: Path) -> None:
-    with pytest.raises(GeniusError, match=r"no ablation 'bass'\. Choose from: base, wide"):
+    with pytest.raises(GeniusError, match=r"no ablation 'bass'\. Choose from base, wide"):
         run(bench, tmp_path / "out", rows=["bass"])
     with pytest.raises(BadData, match="limit is 0"):
         run(bench, tmp_path / "out", limit=0)

@@ -79,7 +79,7 @@ def test_the_classifier_sees_the_vector_not_the_item(data: tuple[Tensor, Tensor]
     told_wrong = (modality + 1) % 3
     predicted = scheme.encode(z, told_wrong)[:, 0]
     assert (predicted == modality).float().mean() > 0.95
-    torch.testing.assert_close(scheme.means[1], z[modality == 1].mean(0))
+    torch.testing.assert_close(scheme.codebooks[0][1], z[modality == 1].mean(0))
 
 
 def test_each_cluster_code_is_the_nearest_child_of_the_one_before(data: tuple[Tensor, Tensor]) -> None:

@@ -292,8 +292,6 @@ def test_verdicts_pair_the_tasks() -> None:
 def test_a_row_without_its_reference_is_not_judged() -> None:
     verdict = judge(ablation("changed", 10, "harmful"), {})
     assert (verdict.text, verdict.difference) == ("its reference is not measured", None)
-    with pytest.raises(BadData, match="'odd'"):
-        judge(ablation("changed", 10, "odd"), {"whole": REFERENCE})
 
 
 def test_ablation_tables_show_the_papers_numbers(tmp_path: Path, undrawn: None) -> None:
@@ -354,7 +352,7 @@ def test_files_that_cannot_be_reported_stop_with_a_sentence(tmp_path: Path, name
 
 
 def test_wrong_arguments_stop_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadData, match="not a folder"):
+    with pytest.raises(BadData, match="holds nothing to report"):
         write_report([tmp_path / "no"], tmp_path / "report.html", Console(quiet=True))
     with pytest.raises(GeniusError, match=r"\.html"):
         write_report([write_run(tmp_path / "run")], tmp_path / "report.md", Console(quiet=True))

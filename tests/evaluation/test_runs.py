@@ -215,7 +215,7 @@ def test_an_id_that_trec_files_cannot_hold_is_named(model: Genius, tmp_path: Pat
 
 def test_a_damaged_run_is_named(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(BadData, match=r"run\.json is damaged"):
+    with pytest.raises(BadData, match=r"run\.json is not valid JSON"):
         measure(model, bench, tmp_path)
 
 
