@@ -24,24 +24,18 @@ from genius.serve.settings import Settings
 from genius.serve.threads import log_unexpected, resolve
 
 DECODERS = 2  # threads that decode the images of queries
+QUERY_STAGES = ("queue", "prepare", "total")  # measured per query, all other stages per batch
 MAX_ATTEMPTS = 3  # per batch, if the model is replaced in the meantime
 _STOPPED = "The service stopped before it answered the query. Try again when it is back."
 
 
 @dataclass(frozen=True)
 class ServedResult(SearchResult):
-    """A search result of the service.
+    """A search result of the service. `seconds` has the stages of the query and of its batch (see `QUERY_STAGES`)."""
 
-    Attributes:
-        seconds: "queue", "prepare" and "total" of this query; "encode", "generate", "rerank" and "read" of its batch.
-        batch: Number of queries that were encoded together.
-        version: Version of the index.
-        items: Number of items in the index.
-    """
-
-    batch: int
-    version: int
-    items: int
+    batch: int  # queries encoded together
+    version: int  # of the index
+    items: int  # in the index
 
 
 @dataclass(eq=False)

@@ -127,14 +127,10 @@ class Thumbnails:
         image.thumbnail((size, size), Image.Resampling.LANCZOS, reducing_gap=2.0)
         out = io.BytesIO()
         image.save(out, "WEBP", quality=QUALITY, method=2)
-        self._add(tag, out.getvalue())
-        return out.getvalue()
-
-    def _add(self, tag: str, thumbnail: bytes) -> None:
+        thumbnail = out.getvalue()
         with self._lock:
-            if tag in self._cache or len(thumbnail) > self._capacity:
-                return
+            self.used += len(thumbnail) - len(self._cache.pop(tag, b""))
             self._cache[tag] = thumbnail
-            self.used += len(thumbnail)
             while self.used > self._capacity:
                 self.used -= len(self._cache.popitem(last=False)[1])
+        return thumbnail

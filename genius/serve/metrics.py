@@ -17,13 +17,12 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from genius.errors import GeniusError
-from genius.serve.batching import ServedResult
+from genius.serve.batching import QUERY_STAGES, ServedResult
 from genius.serve.hosted import HostedIndex
 from genius.serve.jobs import JobState
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-QUERY_STAGES = ("queue", "prepare", "total")  # measured per query, all other stages per batch
 
 
 class Metrics:
