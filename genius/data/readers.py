@@ -83,8 +83,8 @@ def _read_folder(root: Path) -> Iterator[Item | BadItem]:
             elif path.suffix.lower() == ".txt" and path.stem not in with_image:
                 try:
                     yield _checked(Item(id, text=_side_text(path)))
-                except BadItem as error:
-                    yield BadItem(printable(id), error.reason)
+                except BadItem as bad:
+                    yield BadItem(printable(id), bad.reason)
     for error in unreadable:
         yield BadItem(
             printable(str(error.filename)), f"the folder cannot be read ({error.strerror}). Check its permissions."

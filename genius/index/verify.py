@@ -66,7 +66,8 @@ def find_problems(
         raise GeniusError(f"sample is {sample}; it must be a number of items, or 0 for none.")
     verifier = _Verifier(snapshot)
     yield from verifier.check_model()
-    drawn = _Sample(0 if deep else sample, snapshot.dataset.schema)
+    random = np.random.default_rng()
+    drawn, keys = snapshot.dataset.schema.empty_table(), np.zeros(0)  # the rows with the smallest random keys
     hashes = [np.zeros(0, np.int64)]
     with show_progress("verifying", len(snapshot), progress) as advance:
         for fragment in snapshot.dataset.get_fragments():
@@ -76,13 +77,16 @@ def find_problems(
                     content = pa.Table.from_batches([batch.filter(batch["hash"].is_valid())])
                     if deep:
                         yield from verifier.check_encoding(content)
-                    drawn.add(content)
+                    else:
+                        keys = np.concatenate([keys, random.random(len(content))])
+                        chosen = np.argsort(keys)[:sample]
+                        keys, drawn = keys[chosen], pa.concat_tables([drawn, content]).take(chosen)
                     hashes.append(_hash_ids(batch["id"].to_pylist()))
                     advance(len(batch))
             except _UnreadableError as error:
                 yield verifier.damaged(fragment, str(error))
         yield from verifier.check_ids(np.concatenate(hashes))
-        yield from verifier.check_encoding(drawn.rows)
+        yield from verifier.check_encoding(drawn)
 
 
 def damaged_fragments(snapshot: Snapshot) -> list[int]:
@@ -322,21 +326,6 @@ def _is_unit_or_zero(embeddings: np.ndarray) -> np.ndarray:
 
 def _hash_ids(ids: list[str]) -> np.ndarray:
     return np.fromiter(map(hash, ids), np.int64, len(ids))
-
-
-class _Sample:
-    """A uniform random sample of rows that come in batches: the rows with the smallest random keys."""
-
-    def __init__(self, size: int, schema: pa.Schema) -> None:
-        self.rows = schema.empty_table()
-        self._size = size
-        self._keys = np.zeros(0)
-        self._random = np.random.default_rng()
-
-    def add(self, rows: pa.Table) -> None:
-        keys = np.concatenate([self._keys, self._random.random(len(rows))])
-        chosen = np.argsort(keys)[: self._size]
-        self._keys, self.rows = keys[chosen], pa.concat_tables([self.rows, rows]).take(chosen)
 
 
 def _same_codes(model: Genius, vectors: Vectors, codes: np.ndarray) -> np.ndarray:
