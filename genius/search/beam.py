@@ -4,7 +4,6 @@ A beam is a node of the trie, so only existing IDs are generated. Log-probabilit
 are ordered by their codes. The result is ranges of the trie's sorted rows.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +45,7 @@ def beam_search(
     decoder: DecoderRuntime,
     trie: Trie,
     z: ArrayLike,
-    width: int | Sequence[int],
+    width: int,
     *,
     max_items: int | None = None,
     targets: ArrayLike | None = None,
@@ -59,7 +58,7 @@ def beam_search(
         decoder: Scores the codes of each level.
         trie: The IDs of the collection.
         z: (q, dim) fused query vectors.
-        width: Number of beams, for all queries or for each.
+        width: Number of beams per query.
         max_items: Stop as soon as at most this many items lie under the beams, which may then be prefixes of IDs. The
             rest of this number is filled with other items of the best beam's modality: with a linear head, the nearest
             by codes, else the next best nodes of the level.
@@ -70,21 +69,22 @@ def beam_search(
             the others have fewer than `width` items. 0 searches all.
 
     Raises:
-        GeniusError: Trie, decoder, queries and widths do not fit together.
+        GeniusError: Trie, decoder, queries and width do not fit together.
     """
     vectors = np.ascontiguousarray(z, dtype=np.float32)
-    each = np.zeros(len(vectors), np.int64)
-    widths, first_codes = each + np.asarray(width), each + np.asarray(-1 if targets is None else targets)
-    _check(decoder, trie, vectors, widths)
+    first_codes = np.full(len(vectors), -1) if targets is None else np.asarray(targets, np.int64)
+    _check(decoder, trie, vectors, width)
     found: list[Beams] = []
     tokens = max(1, decoder.decoder_levels // 2) if tails and max_items is None else 1  # per beam; a tail has several
-    for chunk in _chunks(widths * tokens):
-        search = _Search(decoder, trie, widths[chunk], first_codes[chunk], max_items, tails, min_modality_ratio)
+    queries = max(1, CHUNK // (width * tokens))
+    for start in range(0, len(vectors), queries):
+        chunk = slice(start, start + queries)
+        search = _Search(decoder, trie, int(width), first_codes[chunk], max_items, tails, min_modality_ratio)
         found += search.run(vectors[chunk])
     return found
 
 
-def _check(decoder: DecoderRuntime, trie: Trie, z: NDArray[np.float32], widths: Ints) -> None:
+def _check(decoder: DecoderRuntime, trie: Trie, z: NDArray[np.float32], width: int) -> None:
     sizes, dim = decoder.config.sizes, decoder.config.dim
     if trie.levels != len(sizes):
         raise GeniusError(
@@ -98,17 +98,8 @@ def _check(decoder: DecoderRuntime, trie: Trie, z: NDArray[np.float32], widths: 
     if not finite.all():
         query = int(np.argmin(finite.all(axis=1)))
         raise GeniusError(f"The vector of query {query} has values that are not finite; check what encoded it.")
-    if len(widths) and widths.min() < 1:
-        raise GeniusError(f"The beam width is {widths.min()}; it must be at least 1.")
-
-
-def _chunks(tokens: Ints) -> Iterator[slice]:
-    """Consecutive queries with about CHUNK tokens together."""
-    start = 0
-    while start < len(tokens):
-        queries = max(1, CHUNK // int(tokens[start:].max()))
-        yield slice(start, start + queries)
-        start += queries
+    if width < 1:
+        raise GeniusError(f"The beam width is {width}; it must be at least 1.")
 
 
 @dataclass
@@ -137,10 +128,10 @@ class _Front:
         """Rank of each beam within its query."""
         return np.arange(len(self.query)) - np.searchsorted(self.query, self.query)
 
-    def best(self, widths: Ints) -> "_Front":
-        """The `widths[query]` best beams of each query, in order. Equal scores are ordered by codes."""
+    def best(self, count: int) -> "_Front":
+        """The `count` best beams of each query, in order. Equal scores are ordered by codes."""
         ordered = self.take(np.lexsort((self.lo, -self.score, self.query)))
-        return ordered.take(ordered.ranks() < widths[ordered.query])
+        return ordered.take(ordered.ranks() < count)
 
     def padded(self, values: Ints) -> Ints:
         """Values of the beams (b, ...) -> (queries, most beams of a query, ...), padded with zeros."""
@@ -157,13 +148,13 @@ class _Search:
         self,
         decoder: DecoderRuntime,
         trie: Trie,
-        widths: Ints,
+        beam: int,
         targets: Ints,
         max_items: int | None,
         tails: bool,
         min_modality_ratio: float,
     ) -> None:
-        self.decoder, self.trie, self.widths, self.targets = decoder, trie, widths, targets
+        self.decoder, self.trie, self.beam, self.targets = decoder, trie, beam, targets
         self.min_modality_ratio = min_modality_ratio
         self.max_items = 0 if max_items is None else max_items
         # A query stops at this number of items.
@@ -174,7 +165,7 @@ class _Search:
         self.live: Ints  # set by `run`
         self.state: State  # set by `open`, as are the next three
         self.front: _Front
-        self.width: int
+        self.width: int  # beams of the decoder's last output
         self.log_probs: NDArray[np.float32]
 
     def run(self, z: NDArray[np.float32]) -> list[Beams]:
@@ -190,7 +181,7 @@ class _Search:
             self.open(z[self.live], possible[self.live])
         while len(self.live):
             self.descend()
-        return [self.found[query] for query in range(len(self.widths))]
+        return [self.found[query] for query in range(len(z))]
 
     def open(self, z: NDArray[np.float32], possible: Mask) -> None:
         """Score the nodes of level 1 and, in the same pass, the codes of level 2. possible: (q, roots)."""
@@ -209,7 +200,7 @@ class _Search:
             count,
             scored,
             self.targets[self.live] >= 0,
-            self.widths[self.live],
+            self.beam,
             self.min_modality_ratio,
         )
         self.front = _Front(*front)
@@ -232,7 +223,7 @@ class _Search:
             self.log_probs,
             self.state.linear_log_probs,
             self.decoder.row_bounds,
-            self.widths[self.live],
+            self.beam,
             self.enough,
             0 if self.decoder.has_linear_levels else self.max_items,
             self.tails,
@@ -259,7 +250,7 @@ class _Search:
         codes, parents = self.inputs(front, self.trie.ids(front.lo)[:, self.level - 1 :])
         total = self.decoder.tail(self.state_of(queries), codes, parents)
         front.score += total[front.query, front.ranks()]
-        self.record(front.best(self.widths[self.live[queries]]), self.live[queries], self.trie.levels)
+        self.record(front.best(self.beam), self.live[queries], self.trie.levels)
         self.drop(queries)
 
     def inputs(self, front: _Front, codes: Ints) -> tuple[Ints, Ints]:

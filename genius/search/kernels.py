@@ -17,7 +17,7 @@ ZERO = np.int64(0)  # a plain 0 has a type of its own, for which numba would com
 
 @njit(cache=True, nogil=True)
 def first_beams(  # type: ignore[no-untyped-def]
-    first_diff_level, levels, codes, roots, ends, nodes, count, scored, given, widths, min_modality_ratio
+    first_diff_level, levels, codes, roots, ends, nodes, count, scored, given, width, min_modality_ratio
 ):
     """Make the first beams of all queries.
 
@@ -26,9 +26,9 @@ def first_beams(  # type: ignore[no-untyped-def]
         nodes: (q, w) the nodes of each query, of which the first count[q] are valid.
         scored: (q, w, codes) log-probabilities.
         given: (q,) whether the first code is a target, which costs no log-probability.
-        widths: (q,) number of beams.
+        width: Number of beams per query.
         min_modality_ratio: Nodes less probable than this times the best one are dropped, unless the others have
-            fewer than widths[q] items.
+            fewer than `width` items.
 
     Returns:
         The beams, by query and best first: query, row of `scored`, code, lo, hi, score. Per query: the number of items
@@ -45,9 +45,9 @@ def first_beams(  # type: ignore[no-untyped-def]
             lo[n] = roots[nodes[q, n]]
             if not given[q]:
                 score[n] = scored[q, n, codes[nodes[q, n]]]
-        best = top_sorted(score, lo, widths[q])
+        best = top_sorted(score, lo, width)
         for n in best:
-            if score[n] < score[best[0]] + np.log(min_modality_ratio) and items[q] >= widths[q]:
+            if score[n] < score[best[0]] + np.log(min_modality_ratio) and items[q] >= width:
                 continue
             node = nodes[q, n]
             to_query[end], to_row[end], to_code[end] = q, q * nodes.shape[1] + n, codes[node]
@@ -61,7 +61,7 @@ def first_beams(  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def expand_beams(  # type: ignore[no-untyped-def]
     codes, first_diff_level, starts, start_bounds, level, bounds, lo, hi, score, row, log_probs, head_log_probs,
-    level_bounds, widths, enough, fill, to_the_end,
+    level_bounds, width, enough, fill, to_the_end,
 ):  # fmt: skip
     """Expand the beams of all queries by one level, and by all later levels that the linear head has scored.
 
@@ -71,7 +71,7 @@ def expand_beams(  # type: ignore[no-untyped-def]
         lo, hi, score, row: (b,) nodes of the beams, their log-probabilities, and their rows of `log_probs`.
         log_probs: (rows, codes of the level).
         head_log_probs: (q, codes of the last levels) from the linear head, the same for all beams of a query.
-        widths: (q,) number of beams.
+        width: Number of beams per query.
         enough: A query stops when at most this many items lie under its beams.
         fill: The rest of this number is filled with other children of the best beam's modality, best first.
         to_the_end: Whether to go on when each beam of a query has one ID.
@@ -81,9 +81,7 @@ def expand_beams(  # type: ignore[no-untyped-def]
         `enough` items are left, whether each beam has one ID, and the number of decided codes.
     """
     levels, queries, head_start = len(codes), len(bounds) - 1, level_bounds[len(codes)] - head_log_probs.shape[1]
-    room = 0
-    for q in range(queries):
-        room += widths[q] + fill
+    room = queries * (width + fill)
     to_query, to_parent = np.empty(room, np.int64), np.empty(room, np.int64)
     to_lo, to_hi, to_score = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.float64)
     few, settled, reached = np.zeros(queries, np.bool_), np.zeros(queries, np.bool_), np.empty(queries, np.int64)
@@ -96,7 +94,7 @@ def expand_beams(  # type: ignore[no-untyped-def]
         while True:
             best, at_lo, at_hi, at_score, few[q], settled[q] = expand_query(
                 codes, first_diff_level, starts, start_bounds, at, at_lo, at_hi, at_score, at_row, at_log_probs,
-                widths[q], enough, fill,
+                width, enough, fill,
             )  # fmt: skip
             for i in range(len(best)):
                 best[i] = parent[best[i]]
