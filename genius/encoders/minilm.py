@@ -45,7 +45,7 @@ class BertLayer(nn.Module):
 
     def attend(self, qkv: Tensor) -> Tensor:
         """Self-attention: (n, tokens, 3 * width) -> (n, tokens, width)."""
-        q, k, v = qkv.unflatten(-1, (3, HEADS, WIDTH // HEADS)).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.view(*qkv.shape[:2], 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
     def transform(self, x: Tensor, attended: Tensor) -> Tensor:

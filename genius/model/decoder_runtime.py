@@ -25,7 +25,6 @@ class DecoderRuntime:
 
     Args:
         decoder: In evaluation mode; its weights are copied.
-        threads: Number of cores to use. Default: torch's number of threads.
         int8: Round the weights of the blocks to eight bits. A decoder of the paper's size is then nearly twice as fast,
             with nearly the same results.
 
@@ -33,11 +32,11 @@ class DecoderRuntime:
         GeniusError: The decoder is in training mode.
     """
 
-    def __init__(self, decoder: Decoder, threads: int | None = None, int8: bool = False) -> None:
+    def __init__(self, decoder: Decoder, int8: bool = False) -> None:
         if decoder.training:
             raise GeniusError("The decoder is in training mode, where dropout is active. Call decoder.eval() first.")
         self.decoder, self.config, self.decoder_levels = decoder, decoder.config, decoder.decoder_levels
-        self.threads = threads or torch.get_num_threads()
+        self.threads = torch.get_num_threads()  # of this thread; sessions may be created in others
         self._graph = DecoderGraph(decoder, int8)
         self.row_bounds = self._graph.row_bounds
         self._level_sessions: dict[int, onnxruntime.InferenceSession] = {}

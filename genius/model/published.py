@@ -59,17 +59,10 @@ def convert(
     clip: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] = lambda step: None,
 ) -> Genius:
-    """Convert published files to a model folder, and load it.
+    """Convert published files to a new model folder, and load it. `tell` is called with a sentence at each step.
 
-    Args:
-        out: Folder to create.
-        rq: File of the quantizer. None: the copy in the decoder's file.
-        decoder: File of the decoder.
-        clip: File of the encoder. None: the model works on precomputed image and text vectors.
-        tell: Called with a sentence at each step.
-
-    Raises:
-        BadModel: A file is missing, damaged or not what it should be, or `out` exists.
+    Without `rq`, the quantizer is the copy in the decoder's file. Without `clip`, the model works on precomputed image
+    and text vectors.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -120,9 +113,6 @@ def read_checkpoint(file: Path) -> Tensors:
     """The tensors of a published file, which are under the key "model"; the rest is ignored.
 
     Only tensors, numbers, strings and collections of them are created, so that a file cannot run code.
-
-    Raises:
-        BadModel: The file is damaged, could run code, or has no such tensors.
     """
     allowed: list[Any] = [*((_Setting, name) for name in SETTINGS), dict, list, str, int, float, bool]
     with torch.serialization.safe_globals(allowed):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 Shape = Sequence[int | str | None]
 Inputs = dict[str, tuple[Any, Shape]]
@@ -51,28 +51,20 @@ class Graph:
         return self.node("Transpose", x, perm=list(order))
 
     def model(self, inputs: Inputs, outputs: Mapping[str, Shape]) -> bytes:
-        """The serialised ONNX model.
-
-        Args:
-            inputs: numpy type and shape of each input, by name.
-            outputs: Shape of each output, by name; all are float32.
-        """
+        """The serialised ONNX model. inputs: numpy type and shape by name; outputs: shape by name, all float32."""
         graph = helper.make_graph(
             self.nodes,
             "genius",
-            [
-                _value(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), shape)
-                for name, (kind, shape) in inputs.items()
-            ],
-            [_value(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+            [_value(name, dtype, shape) for name, (dtype, shape) in inputs.items()],
+            [_value(name, np.float32, shape) for name, shape in outputs.items()],
             self.weights,
         )
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
         return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
-def _value(name: str, kind: int, shape: Shape) -> Any:
-    return helper.make_tensor_value_info(name, kind, list(shape))
+def _value(name: str, dtype: Any, shape: Shape) -> Any:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), list(shape))
 
 
 def session(model: bytes, threads: int) -> onnxruntime.InferenceSession:

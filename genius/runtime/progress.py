@@ -9,15 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def show_progress(what: str, total: int | None, show: bool = True) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on stderr.
+    """Show a progress bar on stderr. total: number of items, or None if unknown.
 
-    Args:
-        what: Name of the work.
-        total: Number of items, or None if unknown.
-        show: False shows nothing.
-
-    Yields:
-        `advance(done, bad=0)`: call it with the number of items just done and the total number of bad ones.
+    Yields `advance(done, bad=0)`: call it with the number of items just done and the total number of bad ones.
     """
     if not show:
         yield lambda done, bad=0: None
