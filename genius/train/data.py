@@ -46,15 +46,10 @@ class TrainingData:
 
 @dataclass
 class FrozenVectors:
-    """Stage-1 vectors by number. Both arrays may be memory-mapped: only the rows in use are read.
+    """Stage-1 vectors by number. Both arrays may be memory-mapped: only the rows in use are read."""
 
-    Attributes:
-        texts: (texts + 1, d). The last row, which number -1 selects, is zero.
-        images: (images + 1, d), as `texts`.
-    """
-
-    texts: np.ndarray
-    images: np.ndarray
+    texts: np.ndarray  # (texts + 1, d); the last row, which number -1 selects, is zero
+    images: np.ndarray  # (images + 1, d), as `texts`
 
     def pair(self, text: np.ndarray, image: np.ndarray) -> tuple[Tensor, Tensor]:
         """Image and text vectors (n, d) float32, in the order in which fusion takes them."""
