@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 import tomllib
 import webbrowser
 from dataclasses import dataclass
@@ -232,6 +233,10 @@ def test_without_the_packages_it_says_what_to_install(run, path, monkeypatch):
 def test_a_real_one_starts_answers_and_ends_well(tmp_path, key_file):
     index = copy_index(tmp_path)
     with running_server(index, options=("--keys", str(key_file))) as running:
+        deadline = time.monotonic() + 60
+        while "GENIUS is at" not in running.log:  # printed beside the first requests
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         with httpx.Client(base_url=running.url, trust_env=False) as client:
             found = client.post("/v1/search", json={"text": "a red circle", "k": 3})
             assert found.status_code == 200
