@@ -390,6 +390,7 @@ def test_the_code_tree_can_be_walked_from_the_root(visit: Visit) -> None:
 
 def test_dropped_files_are_added_found_and_deleted(visit: Visit) -> None:
     page = visit()
+    expect(page.locator("#add-open")).to_be_visible()  # the page knows that items can be added
     files = {
         "brown-square.png": png("brown square"),
         "note.txt": b"A walk along the river in autumn.",
@@ -430,6 +431,7 @@ def delete(page: Page, id: str) -> None:
 
 def test_one_dropped_image_can_be_added_instead(visit: Visit) -> None:
     page = visit()
+    expect(page.locator("#add-open")).to_be_visible()  # the page knows that items can be added
     asked(page, lambda: dropped(page, "body", {"red.png": png("red circle")}))
     page.click("#add-instead")
     expect(page.locator("#add [data-file='red.png']")).to_be_visible()
