@@ -1,4 +1,4 @@
-"""How fast `mini` encodes images and texts and assigns codes. Prints a table. (`search.py` measures search.)
+"""How fast `mini` encodes images and texts, assigns codes and answers a query from words to hits. Prints a table.
 
     python benchmarks/mini.py [--threads 2]
 
@@ -6,6 +6,7 @@ Images are random noise (a network's speed does not depend on what it sees) and 
 """
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from genius import Genius
+from genius import Genius, Index, Query
 from genius.encoders.base import Prepared, Vectors
 
 WORDS = ("a", "man", "dog", "is", "riding", "two", "red", "small", "on", "the", "street", "near", "table", "water")
@@ -40,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     rng = np.random.default_rng(0)
     model = Genius.from_pretrained(arguments.model)
-    table = Table("what", "figure", title=f"{arguments.model}, {arguments.threads} threads", title_justify="left")
+    table = Table("what", "result", title=f"{arguments.model}, {arguments.threads} threads", title_justify="left")
 
     images = [Image.fromarray(rng.integers(0, 255, (480, 640, 3), dtype=np.uint8)) for _ in range(16)]
     prepared = [Prepared(model.encoder.pixels(p), "") for p in images]
@@ -52,6 +53,14 @@ def main() -> None:
     table.add_row(
         "codes assigned a second, from ready vectors", f"{20_000 / seconds(lambda: model.codes(vectors)):,.0f}"
     )
+
+    with tempfile.TemporaryDirectory() as folder:
+        index = Index.create(f"{folder}/index", model)
+        rows = vectors.text / np.linalg.norm(vectors.text, axis=1, keepdims=True)
+        index.add_vectors([f"item {n}" for n in range(len(rows))], Vectors(np.zeros_like(rows), rows))
+        queries = [Query(text=" ".join(rng.choice(WORDS, 10))) for _ in range(120)]
+        times = [seconds(lambda query=query: index.search(query), repeats=1) for query in queries]
+    table.add_row("a query from words to hits, 20,000 items, median", f"{1000 * np.median(times):.1f} ms")
 
     Console().print(table)
 
