@@ -17,7 +17,7 @@ tags: [{", ".join(TAGS)}]
 
 # {{name}}
 
-A generative multimodal search model. Load it with [genius-search](https://pypi.org/project/genius-search/):
+A generative multimodal search model. Install `genius-search` with pip and load it:
 
 ```python
 from genius import Genius
