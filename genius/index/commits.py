@@ -16,6 +16,7 @@ from lance.fragment import FragmentMetadata, write_fragments
 from lance.optimize import Compaction
 
 from genius.errors import BadIndex
+from genius.index.lance_errors import lance_reason
 from genius.index.storage import ITEMS, Header, has_row_id
 
 MERGED_ROWS = 65_536
@@ -202,4 +203,4 @@ def _reason(error: OSError) -> str:
     for number, reason in _REASONS.items():
         if error.errno == number or f"os error {number})" in str(error):
             return reason
-    return str(error)
+    return lance_reason(error)

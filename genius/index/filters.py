@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection
 
 from genius.errors import GeniusError
+from genius.index.lance_errors import lance_reason
 
 MAX_LENGTH = 10_000  # characters
 MAX_OPERATIONS = 300  # names, keywords and operators; about a thousand in a row overflow DataFusion's stack
@@ -91,8 +92,7 @@ def _is_name(token: re.Match[str]) -> bool:
 
 def filter_error(where: str, error: Exception, fields: dict[str, str]) -> GeniusError:
     """Turn an error of Lance about a filter into a sentence. fields: what filters can name, and the types."""
-    reason = re.sub(r",? (?:location: )?/\S+\.rs:\d+:\d+", "", str(error))
-    reason = re.sub(r"^(?:Invalid user input: |External error: |Query Execution error: )+", "", reason)
+    reason = re.sub(r"^(?:Invalid user input: )+", "", lance_reason(error))
     reason = re.sub(r"\. Valid fields are.*", "", reason, flags=re.DOTALL)
     reason = re.sub(r".*\((?:sql parser error|ParserError)\W*(.*)\)$", r"\1", reason.strip(), flags=re.DOTALL)
     reason = re.sub(r"^Error resolving filter expression .*: Invalid user input: |^Schema error: ", "", reason)

@@ -33,6 +33,7 @@ from genius.index.commits import (
     replace_all,
     writing_to,
 )
+from genius.index.lance_errors import lance_reason
 from genius.index.snapshot import Snapshot, Unreadable, check_model, reading
 from genius.index.storage import ITEMS, Header, field_columns, metadata_fields, open_dataset
 from genius.model.genius import Genius
@@ -88,7 +89,9 @@ class Session:
                     shutil.rmtree(path / ITEMS, ignore_errors=True)
                     raise
         except OSError as error:
-            raise BadIndex(f"{path} cannot be created ({error}). Check the path and its permissions.") from error
+            raise BadIndex(
+                f"{path} cannot be created ({lance_reason(error)}). Check the path and its permissions."
+            ) from error
         return cls(path, Snapshot(dataset, model))
 
     @classmethod

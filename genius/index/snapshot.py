@@ -19,6 +19,7 @@ from genius.data.items import Item
 from genius.errors import BadIndex
 from genius.index.filters import check_filter, filter_error
 from genius.index.item_ids import ItemIds, to_strings
+from genius.index.lance_errors import lance_reason
 from genius.index.storage import (
     FILTER_COLUMNS,
     ITEM_COLUMNS,
@@ -48,8 +49,8 @@ class Unreadable(BadIndex):
 
     def __init__(self, dataset: lance.LanceDataset, error: Exception) -> None:
         super().__init__(
-            f"Version {dataset.version} of {Path(dataset.uri).parent} cannot be read ({error}). `genius index verify` "
-            "shows what is damaged, `genius index versions` which versions are left."
+            f"Version {dataset.version} of {Path(dataset.uri).parent} cannot be read ({lance_reason(error)}). "
+            "`genius index verify` shows what is damaged, `genius index versions` which versions are left."
         )
 
 

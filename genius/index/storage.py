@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from genius.data.items import Item, Modality
 from genius.errors import BadIndex
+from genius.index.lance_errors import lance_reason
 
 FORMAT = 3
 ITEMS = "items.lance"
@@ -135,7 +136,7 @@ def open_dataset(folder: Path, version: int | None = None) -> lance.LanceDataset
     try:
         dataset = lance.dataset(path)
     except (OSError, ValueError) as error:
-        raise BadIndex(f"{path} cannot be opened ({error}). {_RESTORE}") from error
+        raise BadIndex(f"{path} cannot be opened ({lance_reason(error)}). {_RESTORE}") from error
     if version is None:
         return dataset
     try:

@@ -7,7 +7,6 @@ hash; one in codes or embeddings is found only by encoding the item again.
 
 import json
 import os
-import re
 import shlex
 import struct
 from collections import Counter
@@ -27,6 +26,7 @@ import torch
 from genius.data.items import Item, Modality
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
+from genius.index.lance_errors import lance_reason
 from genius.index.snapshot import Snapshot
 from genius.index.storage import content_hash, to_codes, to_matrix, vector_columns
 from genius.model.genius import Genius
@@ -118,7 +118,7 @@ def _read(
             batch.validate(full=True)
             yield batch
     except (OSError, ValueError) as error:
-        raise _UnreadableError(_shorten(error)) from error
+        raise _UnreadableError(lance_reason(error)[:300]) from error
 
 
 def _check_footer(file: Path) -> None:
@@ -150,12 +150,6 @@ def _content_columns(snapshot: Snapshot) -> list[str]:
     """Names of the columns that the model cannot compute again."""
     computed = vector_columns(snapshot.header)
     return [name for name in snapshot.dataset.schema.names if name not in computed]
-
-
-def _shorten(error: Exception) -> str:
-    """Return the message of a Lance error without source locations."""
-    text = re.split(r", [^ ]*\.rs:\d+", " ".join(str(error).split()))[0]
-    return re.sub(r"^(External error: )?(LanceError\(\w+\): )?", "", text)[:300]
 
 
 # Rows
