@@ -5,17 +5,16 @@ Shapes: q queries, w beams of each, m new tokens of each beam after s earlier on
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from genius.model.decoder import Block, Decoder, RMSNorm
+from genius.runtime.int8 import int8_product, quantized, quantized_relu
 from genius.runtime.onnx_graph import Graph, Shape
 
 Floats = NDArray[np.float32]
-STEPS = 90  # int8 steps to either side of zero: the sum of two products of 180 and 90 fits into 16 bits
 
 
 class DecoderGraph:
@@ -125,9 +124,9 @@ class DecoderGraph:
         if not self.int8:
             return product(g, g.node("Relu", product(g, x, block.ff_in.weight)), block.ff_out.weight)
         narrow = quantized(g, x)
-        wide = quantized_relu(g, int8_product(g, narrow, block.ff_in.weight))  # in units of narrow.scale
+        wide = quantized_relu(g, int8_product(g, narrow, array(block.ff_in.weight)))  # in units of narrow.scale
         scale = g.node("Mul", narrow.scale, wide.scale)
-        return g.node("Mul", int8_product(g, wide, block.ff_out.weight), scale)
+        return g.node("Mul", int8_product(g, wide, array(block.ff_out.weight)), scale)
 
     def _linear(self, g: Graph, x: str, module: nn.Linear) -> str:
         (x,) = self.products(g, x, [module.weight])
@@ -138,7 +137,7 @@ class DecoderGraph:
         if not self.int8:
             return [product(g, x, weight) for weight in weights]
         rows = quantized(g, x)
-        return [g.node("Mul", int8_product(g, rows, weight), rows.scale) for weight in weights]
+        return [g.node("Mul", int8_product(g, rows, array(weight)), rows.scale) for weight in weights]
 
 
 def _only_layer(decoder: Decoder) -> nn.Linear:
@@ -162,43 +161,3 @@ def norm(g: Graph, x: str, module: RMSNorm) -> str:
     """T5's layer norm of each row."""
     weight = g.constant(array(module.weight))
     return g.node("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=1e-6, stash_type=1)
-
-
-# int8
-
-
-class QuantizedRows(NamedTuple):
-    """Rows as bytes: x = (values - zero) * scale. Each row has its own scale, so that it depends on no other row."""
-
-    values: str  # (rows, n) uint8
-    zero: str  # the byte that stands for 0
-    scale: str  # (rows, 1) float32
-
-
-def quantized(g: Graph, x: str) -> QuantizedRows:
-    """x: (rows, n) as bytes."""
-    scale = _scale(g, g.node("ReduceMax", g.node("Abs", x), axes=[1], keepdims=0), STEPS)
-    zeros = g.node("Expand", g.constant([np.uint8(STEPS)]), g.node("Shape", scale))
-    values = g.node("QuantizeLinear", x, scale, zeros, axis=0)
-    return QuantizedRows(values, g.constant(np.uint8(STEPS)), g.unsqueeze(scale, 1))
-
-
-def quantized_relu(g: Graph, x: str) -> QuantizedRows:
-    """Relu(x) as bytes: negative values saturate at byte 0."""
-    scale = _scale(g, g.node("Relu", g.node("ReduceMax", x, axes=[1], keepdims=0)), 2 * STEPS)
-    return QuantizedRows(g.node("QuantizeLinear", x, scale, axis=0), g.constant(np.uint8(0)), g.unsqueeze(scale, 1))
-
-
-def _scale(g: Graph, largest: str, steps: int) -> str:
-    """(rows,) A row of zeros has scale 0, which makes its products 0."""
-    return g.node("Mul", largest, g.constant(np.float32(1 / steps)))
-
-
-def int8_product(g: Graph, x: QuantizedRows, weight: Tensor) -> str:
-    """As `product`, with int8 weights and one scale for each output; in units of x.scale."""
-    values = array(weight).T
-    scale = np.maximum(np.abs(values).max(axis=0), 1e-12) / STEPS
-    rounded, scales = g.constant(np.round(values / scale).astype(np.int8)), g.constant(scale.astype(np.float32))
-    return g.node(
-        "MatMulIntegerToFloat", x.values, rounded, g.constant(np.float32(1)), scales, x.zero, domain="com.microsoft"
-    )
