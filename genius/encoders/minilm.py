@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from genius.runtime.threads import over_blocks
+from genius.runtime.torch_threads import over_blocks
 
 WIDTH = 384
 LAYERS = 6

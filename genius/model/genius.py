@@ -31,7 +31,7 @@ from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion import Fusion
 from genius.model.hub import CARD, PLAIN_CARD, check_name, fetch, upload
 from genius.model.quantizer import Quantizer
-from genius.runtime.threads import over_blocks
+from genius.runtime.torch_threads import over_blocks
 
 FORMAT = 1
 BUNDLED = Path(__file__).parent / "bundled"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.model.kmeans import ROWS, kmeans, nearest, nearest_in_block, sums_by_code
-from genius.runtime.threads import over_blocks
+from genius.runtime.torch_threads import over_blocks
 
 MODALITIES = 3
 EPSILON = 1e-5  # Laplace smoothing of the EMA counts
