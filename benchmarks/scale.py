@@ -115,7 +115,8 @@ def base_vectors(model: Genius, run: Path, progress: Progress) -> tuple[str, Vec
             raise GeniusError(
                 f"{path} holds vectors of another model. Name that model with --model, or another folder."
             )
-        images, texts = nonzero(arrays["images"]), nonzero(arrays["texts"])
+        none = np.empty((0, model.dim), np.float32)  # a joint encoder's run holds vectors of pairs only
+        images, texts = (nonzero(arrays.get(name, none)) for name in ("images", "texts"))
     if len(images) < 2 or len(texts) < QUERIES:
         raise GeniusError(f"{path} holds too few images or texts. Finish the run, or give another folder.")
     texts = texts[rng.permutation(len(texts))[:QUERIES]]

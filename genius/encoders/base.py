@@ -67,6 +67,21 @@ class Vectors:
         return found
 
     @staticmethod
+    def joint(vectors: np.ndarray, has_image: np.ndarray, has_text: np.ndarray) -> "Vectors":
+        """Vectors of an encoder that makes one vector of an image with its text (see `Encoder.joint`).
+
+        The vector of an image is its image vector, that of a text its text vector. Of an image with a text, each of the
+        two is half of the vector: their sum, which search and a new fusion work on, is the vector itself.
+
+        Args:
+            vectors: (n, d) one vector of each input.
+            has_image: (n,) bool, whether the input has an image.
+            has_text: (n,) bool, whether it has a text.
+        """
+        share = vectors / np.where(has_image & has_text, 2, 1)[:, None].astype(vectors.dtype)
+        return Vectors(share * has_image[:, None], share * has_text[:, None])
+
+    @staticmethod
     def concatenate(parts: Sequence["Vectors"]) -> "Vectors":
         """The rows of all parts, in order."""
         return Vectors(np.concatenate([p.image for p in parts]), np.concatenate([p.text for p in parts]))
@@ -92,10 +107,13 @@ class Encoder(Protocol):
     Attributes:
         kind: Name of the family in a stored configuration.
         dim: Dimensions of the vectors.
+        joint: Whether an image with a text is encoded as one. Then its vectors (see `Vectors.joint`) are not those of
+            the image alone and of the text alone, and evaluation and training encode every pair.
     """
 
     kind: str
     dim: int
+    joint: bool
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Convert an RGB image to the array this encoder takes. Called from many threads."""

@@ -46,6 +46,7 @@ class ClipEncoder:
     """
 
     kind = "clip"
+    joint = False
 
     def __init__(
         self,

@@ -120,6 +120,7 @@ class MiniEncoder:
     """Heads on two frozen backbones, each loaded when it is first needed."""
 
     kind = "mini"
+    joint = False
 
     def __init__(self, heads: Heads) -> None:
         self.heads = heads.eval().requires_grad_(False)

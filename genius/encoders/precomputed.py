@@ -15,6 +15,7 @@ class PrecomputedEncoder:
     """Knows only the dimensions of the vectors; encoding raises BadModel."""
 
     kind = "ready"  # as stored in configurations
+    joint = False
 
     def __init__(self, dim: int) -> None:
         self.dim = dim

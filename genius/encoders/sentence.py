@@ -32,6 +32,7 @@ class SentenceEncoder:
     """Text vectors as the library returns them: normalised only if the model ends with a normalising module."""
 
     kind = "sentence"
+    joint = False
 
     def __init__(self, model: Any, source: str, files: dict[str, Tensor] | None = None) -> None:
         """files: all but weights, as stored before. The library does not always write the same bytes again."""

@@ -30,7 +30,7 @@ from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, Vocabulary, read_split
 from genius.encoders.base import Vectors
 from genius.encoders.mini import MiniEncoder
-from genius.errors import BadData
+from genius.errors import BadData, GeniusError
 from genius.evaluation.ablation_rows import AblationRow, AblationTraining, digest, read_ablations
 from genius.evaluation.encoded_split import EncodedSplit, sampled_rows
 from genius.evaluation.estimate import mean_percent
@@ -250,6 +250,8 @@ def write_vectors(model: Genius, run: AblationRun, cache: Path | None, console: 
 def encode_all(model: Genius, texts: list[str], images: list[str], cache: Path, console: Console) -> FrozenVectors:
     """Stage-1 vectors of texts and images, from cached features of the backbones where the encoder has them."""
     encoder, threads = model.encoder, torch.get_num_threads()
+    if encoder.joint:
+        raise GeniusError("Ablations need an encoder that encodes texts and images separately. Give another --model.")
     if not isinstance(encoder, MiniEncoder):
         rows = text_rows(encoder, texts, cache, threads, console)
         return FrozenVectors(rows, image_rows(encoder, images, cache, threads, console))
@@ -333,7 +335,7 @@ def measure(run: AblationRun, rows: Sequence[AblationRow]) -> None:
     model = train_decoder(run, rows[0].training)
     spent = time.monotonic() - started
     test, vectors = _data(run).test, _data(run).test_vectors
-    encoded = EncodedSplit(test, np.asarray(vectors.texts), np.asarray(vectors.images), np.empty((0, 0)))
+    encoded = EncodedSplit(test, vectors, np.empty((0, 0)))
     encoded.codes = model.codes(encoded.vectors(test.text, test.image))
     use = codebook_use(encoded.codes, model.scheme.sizes)
     done: dict[tuple[Any, ...], list[TaskResult]] = {}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,8 +20,9 @@ from genius.encoders.base import Prepared, Vectors
 from genius.errors import BadData, BadImage
 from genius.evaluation.runs import PROMPTS, SETTINGS, RunFolder, check_names
 from genius.model.genius import Genius
+from genius.train.data import FrozenVectors, JointVectors, StageVectors, distinct_pairs
 
-TEXT_BLOCK, IMAGE_BLOCK = 2048, 64  # encoded at once
+TEXT_BLOCK, IMAGE_BLOCK, PAIR_BLOCK = 2048, 64, 256  # encoded at once
 SAVE_SECONDS = 60  # between two saves of the vectors encoded so far
 
 
@@ -106,17 +107,16 @@ def searched_rows(data: SplitData, settings: Sequence[str]) -> np.ndarray:
 
 @dataclass
 class EncodedSplit:
-    """Vectors of all texts and images of a split, and the IDs of its candidates."""
+    """Stage-1 vectors of a split, and the IDs of its candidates."""
 
     data: SplitData
-    texts: np.ndarray  # (texts + 1, d) float32; the last row, which number -1 selects, is zero
-    images: np.ndarray  # (images + 1, d) float32, as `texts`
+    stage_vectors: StageVectors
     codes: np.ndarray  # (candidates, levels) uint16
     prompts: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
     def vectors(self, text: np.ndarray, image: np.ndarray) -> Vectors:
         """Vectors of n pairs of a text and an image, given by number; -1 for none."""
-        return Vectors(self.images[image], self.texts[text])
+        return self.stage_vectors.vectors(text, image)
 
     def query_texts(self, task: TaskData) -> list[np.ndarray]:
         """The texts (n,) of a task's queries, once for each prompt."""
@@ -134,13 +134,12 @@ def encode_split(
     console = console or Console()
     data = split.data
     rows = searched_rows(data, settings)
-    asked = [text for task in data.tasks for text in split.prompts.get(task.task.name, [task.text])]
-    texts = _VectorTable(split.texts, model.dim, np.concatenate([data.text[rows], *asked]))
-    asked = [task.image for task in data.tasks]
-    images = _VectorTable(split.images, model.dim, np.concatenate([data.image[rows], *asked]))
-    _fill(model, texts, images, console, run)
+    asked = [(text, t.image) for t in data.tasks for text in split.prompts.get(t.task.name, [t.text])]
+    text, image = (np.concatenate(parts) for parts in zip((data.text[rows], data.image[rows]), *asked, strict=True))
+    encode_numbers = _encode_pairs if model.encoder.joint else _encode_separately
+    vectors = encode_numbers(model, split, text, image, console, run)
     codes = np.zeros((len(data.text), len(model.sizes)), np.uint16)
-    encoded = EncodedSplit(data, texts.vectors, images.vectors, codes, split.prompts)
+    encoded = EncodedSplit(data, vectors, codes, split.prompts)
     candidates = encoded.vectors(data.text[rows], data.image[rows])
     empty = np.flatnonzero(candidates.modality != data.modality[rows])
     if len(empty):
@@ -152,19 +151,20 @@ def encode_split(
 
 
 class _VectorTable:
-    """Vectors of numbered texts or images: which are needed and which are known. The last row, for -1, is zero."""
+    """Vectors of numbered inputs: which are needed and which are known. The last row is zero."""
 
-    def __init__(self, names: list[str], dim: int, needed: np.ndarray) -> None:
-        self.names = names
-        self.vectors = np.zeros((len(names) + 1, dim), np.float32)
-        self.known = np.zeros(len(names), bool)
+    def __init__(self, size: int, dim: int, needed: np.ndarray, name: Callable[[int], str]) -> None:
+        """name: the input with this number, for error messages."""
+        self.name = name
+        self.vectors = np.zeros((size + 1, dim), np.float32)
+        self.known = np.zeros(size, bool)
         self.needed = np.unique(needed[needed >= 0])
 
     def put(self, rows: np.ndarray, vectors: np.ndarray) -> None:
         bad = rows[~np.isfinite(vectors).all(axis=1)]
         if len(bad):
             raise BadData(
-                f"The model gives no vector for {self.names[bad[0]]!r}: it holds values that are not numbers (NaN)."
+                f"The model gives no vector for {self.name(bad[0])!r}: it holds values that are not numbers (NaN)."
             )
         self.vectors[rows], self.known[rows] = vectors, True
 
@@ -174,30 +174,74 @@ class _VectorTable:
         return np.array_split(rows, -(-len(rows) // size)) if len(rows) else []
 
 
-def _fill(model: Genius, texts: _VectorTable, images: _VectorTable, console: Console, run: RunFolder | None) -> None:
-    """Encode what is missing. With a run folder, load its vectors first and save all vectors to it."""
+class _Saver:
+    """Saves the vectors that are known to a run folder, every minute and at the end."""
+
+    def __init__(self, run: RunFolder | None, arrays: Callable[[], dict[str, np.ndarray]]) -> None:
+        self.run, self.arrays, self.saved = run, arrays, time.monotonic()
+
+    def save(self, every: float = SAVE_SECONDS) -> None:
+        if self.run and time.monotonic() - self.saved >= every:
+            self.run.save_vectors(**self.arrays())
+            self.saved = time.monotonic()
+
+
+def _encode_separately(
+    model: Genius, split: EvaluationSplit, text: np.ndarray, image: np.ndarray, console: Console, run: RunFolder | None
+) -> FrozenVectors:
+    """Encode the texts (n,) and images (n,) with these numbers. Vectors stored in `run` are not computed again."""
+    texts = _VectorTable(len(split.texts), model.dim, text, split.texts.__getitem__)
+    images = _VectorTable(len(split.images), model.dim, image, split.images.__getitem__)
     tables = {"texts": texts, "images": images}
     stored = run.load_vectors() if run else {}
     for name, table in tables.items() if stored else ():
         table.put(stored[f"{name}_rows"], stored[name])
-    saved = time.monotonic()
 
-    def save(every: float = 0) -> None:
-        nonlocal saved
-        if run and time.monotonic() - saved >= every:
-            rows = {f"{name}_rows": np.flatnonzero(table.known) for name, table in tables.items()}
-            run.save_vectors(**rows, **{name: table.vectors[:-1][table.known] for name, table in tables.items()})
-            saved = time.monotonic()
+    def known() -> dict[str, np.ndarray]:
+        rows = {f"{name}_rows": np.flatnonzero(table.known) for name, table in tables.items()}
+        return rows | {name: table.vectors[:-1][table.known] for name, table in tables.items()}
 
+    saver = _Saver(run, known)
     with Progress(console=console) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
         for rows in progress.track(texts.missing(TEXT_BLOCK), description="texts"):
-            texts.put(rows, model.encode([Prepared(None, texts.names[row]) for row in rows]).text)
-            save(SAVE_SECONDS)
+            texts.put(rows, model.encode([Prepared(None, split.texts[row]) for row in rows]).text)
+            saver.save()
         for rows in progress.track(images.missing(IMAGE_BLOCK), description="images"):
-            pixels = pool.map(lambda path: _pixels(model, path), [images.names[row] for row in rows])
+            pixels = pool.map(lambda path: _pixels(model, path), [split.images[row] for row in rows])
             images.put(rows, model.encode([Prepared(p, "") for p in pixels]).image)
-            save(SAVE_SECONDS)
-    save()
+            saver.save()
+    saver.save(every=0)
+    return FrozenVectors(texts.vectors, images.vectors)
+
+
+def _encode_pairs(
+    model: Genius, split: EvaluationSplit, text: np.ndarray, image: np.ndarray, console: Console, run: RunFolder | None
+) -> JointVectors:
+    """The same for a joint encoder: encode each pair of a text and an image."""
+    stored = run.load_vectors() if run else {}
+    known = stored.get("pairs", np.empty((0, 2), np.int64))
+    pairs = distinct_pairs(np.concatenate([known[:, 0], text]), np.concatenate([known[:, 1], image]))
+
+    def content(row: int) -> tuple[str, str]:
+        """The text and the path of the image, "" for none."""
+        text, image = pairs[row]
+        return split.texts[text] if text >= 0 else "", split.images[image] if image >= 0 else ""
+
+    table = _VectorTable(len(pairs), model.dim, np.arange(len(pairs)), lambda row: " ".join(content(row)).strip())
+    vectors = JointVectors(pairs, table.vectors[:-1])
+    if len(known):
+        table.put(vectors.find(*known.T), stored["joint"])
+    saver = _Saver(run, lambda: {"pairs": pairs[table.known], "joint": vectors.rows[table.known]})
+    with Progress(console=console) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
+        for rows in progress.track(table.missing(PAIR_BLOCK), description="texts with images"):
+            block = [content(row) for row in rows]
+            paths = list(dict.fromkeys(path for _, path in block if path))  # each image is read once
+            pixels = dict(zip(paths, pool.map(lambda path: _pixels(model, path), paths), strict=True))
+            encoded = model.encode([Prepared(pixels.get(path), text) for text, path in block])
+            table.put(rows, encoded.image + encoded.text)
+            saver.save()
+    saver.save(every=0)
+    return vectors
 
 
 def _pixels(model: Genius, path: str) -> np.ndarray:

@@ -249,7 +249,7 @@ class HeadsStage(PairStage):
     def __init__(self, data: TrainingData, vectors: FrozenVectors, config: ClipStageConfig, seed: int) -> None:
         super().__init__(data, config, seed, config.average)
         self.steps, self.vectors = config.steps, vectors
-        dim = vectors.texts.shape[1]
+        dim = vectors.dim
         self.maps = self.module = nn.ParameterDict({"image": torch.eye(dim), "text": torch.eye(dim)})
         self.groups = [self.group(self.module.parameters(), decayed=False)]  # decay would pull the identity to zero
 

@@ -1,7 +1,9 @@
 """Training data: the train and val splits with the prompts of their queries, and stage-1 vectors of both."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,7 @@ from torch import Tensor
 from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, TaskData, Vocabulary, read_split
 from genius.encoders.base import Vectors
+from genius.errors import BadData
 
 VALIDATION_QUERIES = 5_000  # per task, at most
 VALIDATION_POOL = 20_000  # candidates per task, at most, including the right ones
@@ -44,24 +47,103 @@ class TrainingData:
         renumber(self.val, "image", images, self.images)
 
 
+class StageVectors(ABC):
+    """Stage-1 vectors of texts with images, both given by number; -1 means none."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Dimensions of the vectors."""
+
+    @abstractmethod
+    def vectors(self, text: np.ndarray, image: np.ndarray) -> Vectors:
+        """Vectors of n texts (n,) with n images (n,)."""
+
+    def pair(self, text: np.ndarray, image: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Image and text vectors (n, d) float32, in the order in which fusion takes them."""
+        vectors = self.vectors(text, image)
+        return _float(vectors.image), _float(vectors.text)
+
+    def embedding(self, text: np.ndarray, image: np.ndarray) -> np.ndarray:
+        """(n, d) the normalised sums of text and image vectors, phi of Eq. 2."""
+        return self.vectors(text, image).embedding()
+
+
 @dataclass
-class FrozenVectors:
-    """Stage-1 vectors by number. Both arrays may be memory-mapped: only the rows in use are read."""
+class FrozenVectors(StageVectors):
+    """Of an encoder that encodes texts and images separately.
+
+    Both arrays may be memory-mapped: only the rows in use are read.
+    """
 
     texts: np.ndarray  # (texts + 1, d); the last row, which number -1 selects, is zero
     images: np.ndarray  # (images + 1, d), as `texts`
 
-    def pair(self, text: np.ndarray, image: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Image and text vectors (n, d) float32, in the order in which fusion takes them."""
-        return _float(self.images, image), _float(self.texts, text)
+    @property
+    def dim(self) -> int:
+        """Dimensions of the vectors."""
+        return int(self.texts.shape[1])
 
-    def embedding(self, text: np.ndarray, image: np.ndarray) -> np.ndarray:
-        """(n, d) the normalised sums of text and image vectors, phi of Eq. 2."""
-        return Vectors(self.images[image], self.texts[text]).embedding()
+    def vectors(self, text: np.ndarray, image: np.ndarray) -> Vectors:
+        """See `StageVectors.vectors`."""
+        return Vectors(self.images[image], self.texts[text])
 
 
-def _float(vectors: np.ndarray, rows: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(vectors[rows], dtype=np.float32))
+@dataclass
+class JointVectors(StageVectors):
+    """Of a joint encoder: one vector of each pair. The rows may be memory-mapped.
+
+    A text without an image, or an image without a text, is a pair with the number -1.
+    """
+
+    pairs: np.ndarray  # (m, 2) numbers of text and image, as `distinct_pairs` returns them
+    rows: np.ndarray  # (m, d) their vectors
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of the vectors."""
+        return int(self.rows.shape[1])
+
+    def vectors(self, text: np.ndarray, image: np.ndarray) -> Vectors:
+        """See `StageVectors.vectors`. Raises BadData for a pair that was not encoded."""
+        return Vectors.joint(self.rows[self.find(text, image)], image >= 0, text >= 0)
+
+    def find(self, text: np.ndarray, image: np.ndarray) -> np.ndarray:
+        """Rows (n,) of n pairs. Raises BadData for a pair that was not encoded."""
+        keys, base = self._keys
+        asked = _pair_keys(text, image, base)
+        at = np.searchsorted(keys, asked)
+        if (at == len(keys)).any() or (keys[at] != asked).any() or (text >= base - 1).any():
+            raise BadData("A text and an image were not encoded together. Delete the cached vectors and start again.")
+        return at
+
+    @cached_property
+    def _keys(self) -> tuple[np.ndarray, int]:
+        base = _key_base(self.pairs[:, 0])
+        return _pair_keys(self.pairs[:, 0], self.pairs[:, 1], base), base
+
+
+def distinct_pairs(text: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """The distinct pairs of a text (n,) and an image (n,), given by number: (m, 2), ordered by image, then text.
+
+    Pairs that share an image follow each other, so that it is read once.
+    """
+    base = _key_base(text)
+    keys = np.unique(_pair_keys(text, image, base))
+    return np.stack([keys % base - 1, keys // base - 1], axis=1)
+
+
+def _key_base(text: np.ndarray) -> int:
+    return int(text.max(initial=-1)) + 2
+
+
+def _pair_keys(text: np.ndarray, image: np.ndarray, base: int) -> np.ndarray:
+    """One number for each pair, in the order of `distinct_pairs`."""
+    return np.asarray((image.astype(np.int64) + 1) * base + text + 1)
+
+
+def _float(vectors: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(vectors, dtype=np.float32))
 
 
 def sampled(split: SplitData, queries: int, pool: int) -> SplitData:

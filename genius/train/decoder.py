@@ -14,7 +14,7 @@ from genius.search.beam import beam_search
 from genius.search.trie import Trie
 from genius.train.batches import PairStage
 from genius.train.config import DecoderStageConfig
-from genius.train.data import FrozenVectors, TrainingData
+from genius.train.data import StageVectors, TrainingData
 from genius.train.loop import step_rng
 from genius.train.losses import augment, id_loss
 from genius.train.quantizer import fuse_rows
@@ -52,7 +52,7 @@ class DecoderStage(PairStage):
     def __init__(
         self,
         data: TrainingData,
-        vectors: FrozenVectors,
+        vectors: StageVectors,
         fusion: Fusion,
         scheme: IdScheme,
         config: DecoderStageConfig,
@@ -70,7 +70,7 @@ class DecoderStage(PairStage):
         torch.manual_seed(seed)
         self.decoder = self.module = Decoder(
             DecoderConfig(
-                dim=vectors.texts.shape[1],
+                dim=vectors.dim,
                 sizes=scheme.sizes,
                 d_model=config.d_model,
                 layers=config.layers,

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -190,6 +191,37 @@ def text_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int,
         return (encoder.encode([Prepared(None, names[row]) for row in block]).text for block in left)
 
     return _rows(encoder, "texts", names, blocks, TEXT_BLOCK, cache, threads, console)
+
+
+def joint_rows(
+    encoder: Encoder,
+    pairs: np.ndarray,
+    texts: Sequence[str],
+    images: Sequence[str],
+    cache: Path,
+    threads: int,
+    console: Console,
+) -> np.ndarray:
+    """(m, d) float16 on disk: vectors of pairs (m, 2) of a text and an image, by number, of a joint encoder."""
+
+    def name(row: int) -> tuple[str, str]:
+        text, image = pairs[row]
+        return texts[text] if text >= 0 else "", images[image] if image >= 0 else ""
+
+    @lru_cache(IMAGE_BLOCK)  # pairs that share an image follow each other
+    def pixels(image: str) -> np.ndarray | None:
+        return encoder.pixels(load_image(image)) if image else None
+
+    def load(row: int) -> Prepared:
+        text, image = name(row)
+        return Prepared(pixels(image), text)
+
+    def blocks(pool: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
+        encoded = (encoder.encode(prepared) for _, prepared in _ahead(pool, load, left))
+        return (vectors.image + vectors.text for vectors in encoded)
+
+    names = ["\n".join(name(row)) for row in range(len(pairs))]
+    return _rows(encoder, "pairs", names, blocks, IMAGE_BLOCK, cache, threads, console)[:-1]
 
 
 def mapped_rows(

@@ -9,7 +9,7 @@ from genius.model.fusion import Fusion
 from genius.model.quantizer import Quantizer
 from genius.train.batches import PairStage
 from genius.train.config import QuantizerStageConfig
-from genius.train.data import FrozenVectors, TrainingData
+from genius.train.data import StageVectors, TrainingData
 from genius.train.loop import step_rng
 from genius.train.losses import contrastive_loss
 from genius.train.validation import recall
@@ -23,10 +23,10 @@ class QuantizerStage(PairStage):
     name = "quantizer"
     config: QuantizerStageConfig
 
-    def __init__(self, data: TrainingData, vectors: FrozenVectors, config: QuantizerStageConfig, seed: int) -> None:
+    def __init__(self, data: TrainingData, vectors: StageVectors, config: QuantizerStageConfig, seed: int) -> None:
         super().__init__(data, config, seed)  # no average: the codebooks follow the current fusion
         self.steps, self.vectors = config.steps, vectors
-        dim = vectors.texts.shape[1]
+        dim = vectors.dim
         torch.manual_seed(seed)
         self.fusion = Fusion(dim, config.fusion_hidden, config.dropout)
         self.quantizer = Quantizer(
@@ -85,7 +85,7 @@ class QuantizerStage(PairStage):
 
 
 @torch.no_grad()
-def fuse_rows(fusion: Fusion, vectors: FrozenVectors, text: np.ndarray, image: np.ndarray) -> Tensor:
+def fuse_rows(fusion: Fusion, vectors: StageVectors, text: np.ndarray, image: np.ndarray) -> Tensor:
     """Fused vectors of texts with images, given by number, (n, d). Computed in blocks: the hidden layers are wide."""
     fused = torch.empty(len(text), fusion.dim)
     for start in range(0, len(text), FUSE_BLOCK):

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from genius.data.items import Modality
 from genius.encoders.base import ROWS, Vectors
 from genius.encoders.loading import load_encoder
 from genius.errors import BadModel
+from genius.model.fusion import Fusion
 
 
 def three() -> Vectors:
@@ -53,6 +55,18 @@ def test_rows_can_be_taken_and_put_together_again() -> None:
     joined = Vectors.concatenate([vectors[:1], vectors[1:]])
     np.testing.assert_array_equal(joined.image, vectors.image)
     np.testing.assert_array_equal(joined.text, vectors.text)
+
+
+def test_joint_vectors_keep_modality_and_embedding() -> None:
+    given = np.array([[3, 4], [0, -2], [1, 1]], np.float32)
+    has_image, has_text = np.array([True, False, True]), np.array([False, True, True])
+    vectors = Vectors.joint(given, has_image, has_text)
+    assert vectors.modality.tolist() == [Modality.IMAGE, Modality.TEXT, Modality.IMAGE_TEXT]
+    np.testing.assert_array_equal(vectors.image + vectors.text, given)
+    np.testing.assert_array_equal(vectors.embedding(), Vectors(given, np.zeros_like(given)).embedding())
+    assert vectors.image.dtype == vectors.text.dtype == np.float32
+    fused = Fusion(2, 4)(torch.from_numpy(vectors.image), torch.from_numpy(vectors.text))
+    np.testing.assert_allclose(fused.detach(), vectors.embedding(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (3, 3), (3,)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import tiny_model
+from fakes import TinyJointEncoder, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -330,6 +330,25 @@ def test_tasks_are_chosen_by_name_or_beginning(bench: Benchmark) -> None:
     assert len(names(["shapes"])) == 8
     with pytest.raises(BadData, match=r"begins with 'mscoco'.*shapes_task0, shapes_task1"):
         names(["shapes", "mscoco"])
+
+
+def test_a_joint_encoder_is_given_each_text_with_its_image(bench: Benchmark, tmp_path: Path) -> None:
+    model = tiny_model(seed=4, encoder=TinyJointEncoder())
+    seen: list[tuple[bool, str]] = []
+    encode = model.encoder.encode
+    model.encoder.encode = lambda inputs, progress=False: (  # type: ignore[method-assign]
+        seen.extend((p.pixels is not None, p.text) for p in inputs) or encode(inputs)
+    )
+    asked = {"methods": ("exact", "fused", "codes"), "out": tmp_path, "console": QUIET}
+    first = evaluate(model, bench, "test", ("local",), tasks=["shapes_task0", "shapes_task7"], **asked)
+    assert len(seen) == 6 + 6 + 6  # words, images with words, images
+    results = evaluate(model, bench, "test", ("local",), **asked)
+    assert sum(has_image and not text for has_image, text in seen) == 6  # read from the folder this time
+    model.encoder.encode = encode  # type: ignore[method-assign]
+    tasks = {task.name: task for task in bench.tasks("test")}
+    assert [r for r in results if r.task in ("shapes_task0", "shapes_task7")] == first
+    for result in results:
+        check(result, slowly(model, bench, tasks[result.task], result.setting, result.method))
 
 
 def test_baselines_on_the_same_vectors(model: Genius, bench: Benchmark) -> None:

@@ -27,6 +27,7 @@ class TinyEncoder:
     """
 
     kind = "tiny"
+    joint = False
     dim = DIM
 
     def pixels(self, image: Image.Image) -> np.ndarray:
@@ -44,14 +45,26 @@ class TinyEncoder:
         return {"kind": self.kind}
 
 
-def tiny_model(seed: int = 0) -> Genius:
+class TinyJointEncoder(TinyEncoder):
+    """One vector of each input. That of an image with a text is not the sum of theirs."""
+
+    kind = "tiny-joint"
+    joint = True
+
+    def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
+        apart = super().encode(inputs)
+        joined = np.where((apart.has_image & apart.has_text)[:, None], apart.image * 5 * apart.text, 0)
+        return Vectors.joint(apart.image + apart.text + joined, apart.has_image, apart.has_text)
+
+
+def tiny_model(seed: int = 0, encoder: TinyEncoder | None = None) -> Genius:
     """Models of the same seed are equal, of different seeds are not."""
     torch.manual_seed(seed)
     fusion = Fusion(DIM, 8)
     quantizer = Quantizer(DIM, CODES, LEVELS, seed=seed)
     sizes = quantizer.sizes
     decoder = Decoder(DecoderConfig(DIM, sizes, d_model=16, layers=2, heads=2, d_kv=8, d_ff=32, prefix=4))
-    return Genius(TinyEncoder(), fusion, quantizer, decoder)
+    return Genius(encoder or TinyEncoder(), fusion, quantizer, decoder)
 
 
 def draw_image(colour: str, size: tuple[int, int] = (8, 8)) -> Image.Image:

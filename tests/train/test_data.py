@@ -11,7 +11,7 @@ from genius.data.items import Query
 from genius.data.mbeir import Task
 from genius.data.splits import SplitData, Vocabulary, read_split
 from genius.errors import BadData
-from genius.train.data import TrainingData, sampled
+from genius.train.data import JointVectors, TrainingData, distinct_pairs, sampled
 
 
 def strings(data: TrainingData, split: str, task_id: int) -> list[str]:
@@ -121,3 +121,25 @@ def test_what_a_sample_leaves_out_is_not_numbered(tmp_path: Path, monkeypatch: p
     assert used.max() == len(data.images.names) - 1
     full = meaning(whole.val, whole.texts, whole.images)
     assert meaning(data.val, data.texts, data.images).items() <= full.items()
+
+
+# Vectors of a joint encoder
+
+
+def test_pairs_are_found_by_the_numbers_of_text_and_image() -> None:
+    text, image = np.array([2, 0, -1, 2, 0]), np.array([1, -1, 0, 1, 7])
+    pairs = distinct_pairs(text, image)
+    assert pairs.tolist() == [[0, -1], [-1, 0], [2, 1], [0, 7]]
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2) + 1
+    vectors = JointVectors(pairs, rows).vectors(text, image)
+    np.testing.assert_array_equal(vectors.image + vectors.text, rows[[2, 0, 1, 2, 3]])
+    assert vectors.modality.tolist() == [2, 1, 0, 2, 2]
+
+
+@pytest.mark.parametrize("pair", [(0, 0), (2, -1), (3, 0), (-1, 8), (7, 1)])
+def test_a_pair_that_was_not_encoded_is_refused(pair: tuple[int, int]) -> None:
+    pairs = distinct_pairs(np.array([2, 0, -1, 0]), np.array([1, -1, 0, 7]))
+    with pytest.raises(BadData, match="not encoded together"):
+        JointVectors(pairs, np.ones((4, 2))).vectors(np.array([0, pair[0]]), np.array([7, pair[1]]))
+    with pytest.raises(BadData, match="not encoded together"):
+        JointVectors(pairs[:0], np.ones((0, 2))).vectors(*np.array([pair]).T)

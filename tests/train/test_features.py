@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from genius.data.images import load_image
 from genius.encoders.base import Prepared, Vectors
 from genius.encoders.minilm import MiniLM
 from genius.errors import BadImage, BadModel
@@ -23,6 +24,7 @@ from genius.train.features import (
     ImageFeatures,
     encoder_digest,
     image_rows,
+    joint_rows,
     mapped_rows,
     text_features,
     text_rows,
@@ -200,7 +202,7 @@ def test_interrupted_texts_go_on_where_they_stopped(
 class Counting:
     """An encoder whose vectors name their input, and which counts what it is given. Dies after `lives` calls."""
 
-    kind, dim = "counting", 3
+    kind, dim, joint = "counting", 3, False
 
     def __init__(self, weight: float = 1.0, lives: int = 10**6) -> None:
         self.weight, self.lives, self.seen = torch.full((2,), weight), lives, 0
@@ -267,6 +269,26 @@ def test_vectors_that_are_not_numbers_are_refused_and_not_kept(names: list[str],
         image_rows(Counting(float("nan")), names, tmp_path, 1, QUIET)
     with pytest.raises(BadModel):
         image_rows(Counting(float("nan")), names, tmp_path, 1, QUIET)
+
+
+def test_pairs_of_a_joint_encoder_are_encoded_once_and_their_images_read_once(
+    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(path: str) -> Image.Image:
+        read.append(path)
+        return load_image(path)
+
+    monkeypatch.setattr(features, "load_image", counted)
+    pairs = np.array([[3, -1], [-1, 2], [0, 2], [5, 2], [1, 4]])
+    first, second = Counting(), Counting()
+    rows = joint_rows(first, pairs, WORDS, names, tmp_path, 1, QUIET)
+    expected = [len(WORDS[3]), 20, 20 + len(WORDS[0]), 20 + len(WORDS[5]), 40 + len(WORDS[1])]
+    np.testing.assert_array_equal(rows, np.array(expected)[:, None].repeat(3, 1))
+    assert sorted(read) == [names[2], names[4]]
+    np.testing.assert_array_equal(joint_rows(second, pairs, WORDS, names, tmp_path, 1, QUIET), rows)
+    assert (first.seen, second.seen) == (5, 0)
 
 
 def test_mapped_vectors_are_those_of_the_mapped_encoder(names: list[str], tmp_path: Path) -> None:
