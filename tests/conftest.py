@@ -55,11 +55,12 @@ def mini() -> "MiniEncoder":
     """The `mini` encoder, its heads small and random: no part of them is zero, as it is before training."""
     import torch
 
-    from genius.encoders.mini import Heads, HeadsConfig, MiniEncoder
+    from genius.encoders.mini_heads import HeadsConfig
+    from genius.networks.heads import Heads
 
     torch.manual_seed(0)
     heads = Heads(HeadsConfig(dim=32, hidden=16))
     with torch.no_grad():
         for parameter in heads.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
-    return MiniEncoder(heads)
+    return heads.encoder()

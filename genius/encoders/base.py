@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from genius.errors import BadModel
 from genius.runtime.threads import over_blocks
@@ -123,8 +122,8 @@ class Encoder(Protocol):
         """Vectors of all inputs, in order. A vector does not depend on the rest of the batch."""
         ...
 
-    def state(self) -> dict[str, Tensor]:
-        """Tensors to save beside the configuration: weights, and files such as a tokenizer's as uint8 tensors."""
+    def state(self) -> dict[str, np.ndarray]:
+        """Arrays to save beside the configuration: weights, and files such as a tokenizer's as uint8 arrays."""
         ...
 
     def config(self) -> dict[str, Any]:

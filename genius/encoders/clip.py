@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from genius.encoders.base import Prepared, Vectors, equal_length_batches
 from genius.encoders.image_transform import ImageTransform
-from genius.encoders.model_files import local_folder, needs_extra, reason
+from genius.encoders.model_files import as_array, local_folder, needs_extra, reason
 from genius.encoders.openai_weights import bare_names, inferred_config, renamed, some
 from genius.errors import BadModel
 from genius.runtime.progress import show_progress
@@ -96,11 +96,12 @@ class ClipEncoder:
         return cls(model, transform, tokenizer, described, device)
 
     @classmethod
-    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "ClipEncoder":
+    def from_state(cls, config: dict[str, Any], state: dict[str, np.ndarray], device: str = "cpu") -> "ClipEncoder":
         """Restore from a stored configuration and state."""
-        weights = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+        arrays = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+        weights = {name: torch.from_numpy(value) for name, value in arrays.items()}
         model = _build(config["model"], weights, config["source"])
-        stored = state["tokenizer"].numpy().tobytes().decode()
+        stored = state["tokenizer"].tobytes().decode()
         tokenizer = Tokenizer.from_str(stored) if stored else None
         return cls(model, ImageTransform.from_dict(config["pixels"]), tokenizer, config, device)
 
@@ -108,10 +109,11 @@ class ClipEncoder:
         """See `Encoder.config`."""
         return self._config
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, np.ndarray]:
         """All weights, and the tokenizer file as bytes."""
-        words = torch.from_numpy(np.frombuffer(self._tokenizer_text.encode(), np.uint8).copy())
-        return {f"model.{name}": value.cpu() for name, value in self.model.state_dict().items()} | {"tokenizer": words}
+        words = np.frombuffer(self._tokenizer_text.encode(), np.uint8).copy()
+        weights = {f"model.{name}": as_array(value) for name, value in self.model.state_dict().items()}
+        return weights | {"tokenizer": words}
 
     def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> "ClipEncoder":
         """Move the network. dtype: type of its computations; the weights keep theirs."""

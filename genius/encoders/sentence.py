@@ -1,6 +1,6 @@
 """A sentence-transformers model as a text encoder.
 
-The library's files are stored in the model folder: weights as tensors, other files (tokenizer, pooling, ...) as bytes.
+The library's files are stored in the model folder: weights as arrays, other files (tokenizer, pooling, ...) as bytes.
 """
 
 import os
@@ -14,10 +14,9 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from genius.encoders.base import Prepared, Vectors
-from genius.encoders.model_files import local_folder, needs_extra, reason
+from genius.encoders.model_files import as_array, local_folder, needs_extra, reason
 from genius.errors import BadImage, BadModel
 from genius.runtime.progress import show_progress
 
@@ -34,7 +33,7 @@ class SentenceEncoder:
     kind = "sentence"
     joint = False
 
-    def __init__(self, model: Any, source: str, files: dict[str, Tensor] | None = None) -> None:
+    def __init__(self, model: Any, source: str, files: dict[str, np.ndarray] | None = None) -> None:
         """files: all but weights, as stored before. The library does not always write the same bytes again."""
         self.model = model.eval().requires_grad_(False)
         self.source = source
@@ -51,7 +50,7 @@ class SentenceEncoder:
         return cls(_open(folder, str(name), device), str(name) if folder != Path(name) else folder.resolve().name)
 
     @classmethod
-    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "SentenceEncoder":
+    def from_state(cls, config: dict[str, Any], state: dict[str, np.ndarray], device: str = "cpu") -> "SentenceEncoder":
         """Restore from a stored configuration and state."""
         with tempfile.TemporaryDirectory() as folder:
             _unpack(state, Path(folder))
@@ -62,7 +61,7 @@ class SentenceEncoder:
         """See `Encoder.config`."""
         return {"kind": self.kind, "source": self.source}
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, np.ndarray]:
         """Weights and files of the model."""
         with tempfile.TemporaryDirectory() as folder:
             self.model.save(folder, create_model_card=False)
@@ -102,25 +101,27 @@ def _open(folder: Path, name: str, device: str) -> Any:
         raise BadModel(f"{name} cannot be loaded as a sentence-transformers model: {reason(error)}.") from error
 
 
-def _pack(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """All files of a saved model as named tensors."""
+def _pack(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """All files of a saved model as named arrays."""
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
         if path.suffix == ".safetensors":
-            yield from ((f"{WEIGHT}{name}/{tensor}", value) for tensor, value in sorted(load_file(path).items()))
+            yield from (
+                (f"{WEIGHT}{name}/{tensor}", as_array(value)) for tensor, value in sorted(load_file(path).items())
+            )
         elif name not in LEFT_OUT:
-            yield f"{FILE}{name}", torch.from_numpy(np.frombuffer(path.read_bytes(), np.uint8).copy())
+            yield f"{FILE}{name}", np.frombuffer(path.read_bytes(), np.uint8).copy()
 
 
-def _unpack(state: dict[str, Tensor], folder: Path) -> None:
+def _unpack(state: dict[str, np.ndarray], folder: Path) -> None:
     """Write the files of a state; a path outside the folder is refused."""
-    weights: dict[str, dict[str, Tensor]] = {}
+    weights: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in state.items():
         if name.startswith(FILE):
-            _inside(folder, name.removeprefix(FILE)).write_bytes(value.numpy().tobytes())
+            _inside(folder, name.removeprefix(FILE)).write_bytes(value.tobytes())
         else:
             path, tensor = name.removeprefix(WEIGHT).rsplit("/", 1)
-            weights.setdefault(path, {})[tensor] = value.contiguous()
+            weights.setdefault(path, {})[tensor] = torch.from_numpy(np.ascontiguousarray(value))
     for path, tensors in weights.items():
         save_file(tensors, _inside(folder, path), metadata={"format": "pt"})
 

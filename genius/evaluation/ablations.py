@@ -43,6 +43,7 @@ from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion import Fusion
 from genius.model.genius import Genius
 from genius.model.quantizer import Quantizer
+from genius.networks.heads import Heads
 from genius.search.options import SearchOptions
 from genius.train.data import FrozenVectors, TrainingData
 from genius.train.decoder import DecoderStage, IdScheme
@@ -258,8 +259,9 @@ def encode_all(model: Genius, texts: list[str], images: list[str], cache: Path, 
     states = text_features(texts, cache, console)
     features = ImageFeatures(images, cache, 0, threads, console)
     with console.status("vectors"):
-        rows = text_vectors(encoder.heads, states, np.arange(len(texts)))
-        return FrozenVectors(rows, image_vectors(encoder.heads, features, np.arange(len(images))))
+        heads = Heads.of(encoder)
+        rows = text_vectors(heads, states, np.arange(len(texts)))
+        return FrozenVectors(rows, image_vectors(heads, features, np.arange(len(images))))
 
 
 # Training

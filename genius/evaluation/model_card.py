@@ -92,7 +92,7 @@ def _parts(model: Genius) -> list[tuple[str, str, int]]:
         shape += ", with a linear head from the query to the codes"
     if decoder.decoder_levels:
         shape += f"; the layers generate the first {decoder.decoder_levels} codes, the linear head scores the others"
-    encoder = sum(value.numel() for value in model.encoder.state().values())
+    encoder = sum(value.size for value in model.encoder.state().values())
     return [
         ("encoder", f"`{model.encoder.kind}`, {model.dim} dimensions", encoder),
         ("fusion", f"hidden width {model.fusion.hidden}", _count(model.fusion)),

@@ -191,7 +191,7 @@ class Genius:
 
     def _states(self) -> dict[str, dict[str, Tensor]]:
         return {
-            "encoder": self.encoder.state(),
+            "encoder": {name: torch.from_numpy(value) for name, value in self.encoder.state().items()},
             "fusion": self.fusion.state_dict(),
             "quantizer": {f"level{i}": codes for i, codes in enumerate(self.quantizer.own_codebooks)},
             "decoder": {STORED_NAMES.get(name, name): value for name, value in self.decoder.state_dict().items()},
@@ -266,7 +266,7 @@ class Genius:
         decoder = Decoder(DecoderConfig.from_dict(config["decoder"]))
         names = {stored: name for name, stored in STORED_NAMES.items()}
         decoder.load_state_dict({names.get(name, name): value for name, value in states["decoder"].items()})
-        encoder = load_encoder(config["encoder"], states["encoder"], device)
+        encoder = load_encoder(config["encoder"], {n: v.numpy() for n, v in states["encoder"].items()}, device)
         options = {name: config.get(name, usual) for name, usual in OPTIONS.items()}
         return cls(encoder, fusion, quantizer, decoder, config["code_beams"], **options)
 

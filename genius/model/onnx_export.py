@@ -23,14 +23,12 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import torch
-from onnx import compose, numpy_helper
+from onnx import numpy_helper
 from torch import Tensor, nn
 
 from genius.encoders.base import Encoder
 from genius.encoders.clip import ClipEncoder, pooled
-from genius.encoders.efficientnet import CHANNELS, CLASSES, GRID, POOLED, build_graph
-from genius.encoders.mini import MiniEncoder
-from genius.encoders.minilm import MiniLM
+from genius.encoders.mini import MiniEncoder, image_graph, text_graph
 from genius.encoders.sentence import SentenceEncoder
 from genius.errors import GeniusError
 from genius.model.decoder import Decoder
@@ -265,29 +263,9 @@ def _sentence_files(encoder: SentenceEncoder) -> Files:
 
 def _mini_files(encoder: MiniEncoder) -> Files:
     """Backbones and heads in one file each; the texts of a batch have the same number of tokens."""
-    heads = encoder.heads
-    features = {
-        "map": torch.randn(2, CHANNELS, GRID),
-        "pooled": torch.randn(2, POOLED),
-        "logits": torch.randn(2, CLASSES),
-    }
-    free = {name: {0: "n"} for name in features}
-    head = traced(heads.encode_image, features, free)
-    backbone = onnx.load_from_string(build_graph())
-    both = compose.merge_models(
-        backbone,
-        compose.add_prefix(onnx.load_from_string(head), "head_", rename_inputs=False, rename_outputs=False),
-        io_map=[(name, name) for name in features],
-    )
-    words = MiniLM()
-    ids = torch.tensor(words.tokenize(["a small example"]))
-
-    def text(ids: Tensor) -> Tensor:
-        return heads.encode_text(words(ids), None)
-
     return {
-        "encoder_image": bytes(both.SerializeToString()),
-        "encoder_text": traced(text, {"ids": ids}, {"ids": {0: "n", 1: "tokens"}}),
+        "encoder_image": image_graph(encoder.heads, encoder.dim),
+        "encoder_text": text_graph(encoder.heads, encoder.dim, int8=False),
     }
 
 

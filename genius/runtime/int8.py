@@ -4,6 +4,7 @@ Each row of the input has its own scale, so that a result depends on no other ro
 has its own scale too. Sums of products fit into 16 bits on processors that need it: nothing saturates.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,3 +49,26 @@ def int8_product(g: Graph, x: QuantizedRows, weight: np.ndarray) -> str:
     return g.node(
         "MatMulIntegerToFloat", x.values, rounded, g.constant(np.float32(1)), scales, x.zero, domain="com.microsoft"
     )
+
+
+def linear_layers(
+    g: Graph, x: str, layers: Sequence[tuple[np.ndarray, np.ndarray | None]], int8: bool = False
+) -> list[str]:
+    """Several linear layers of the same input.
+
+    Args:
+        g: The graph to write to.
+        x: (rows, inputs).
+        layers: Weight (outputs, inputs) and bias (outputs,) or None, float32.
+        int8: Round input and weights to eight bits.
+
+    Returns:
+        (rows, outputs) for each layer.
+    """
+    if int8:
+        rows = quantized(g, x)
+        products = [g.node("Mul", int8_product(g, rows, weight), rows.scale) for weight, _ in layers]
+    else:
+        products = [g.node("MatMul", x, g.constant(weight.T)) for weight, _ in layers]
+    pairs = zip(products, layers, strict=True)
+    return [y if bias is None else g.node("Add", y, g.constant(bias)) for y, (_, bias) in pairs]

@@ -50,6 +50,16 @@ class Graph:
         """Permute the axes."""
         return self.node("Transpose", x, perm=list(order))
 
+    def layer_norm(self, x: str, weight: np.ndarray, bias: np.ndarray, epsilon: float = 1e-5) -> str:
+        """Layer norm over the last axis."""
+        return self.node("LayerNormalization", x, self.constant(weight), self.constant(bias), axis=-1, epsilon=epsilon)
+
+    def gelu(self, x: str) -> str:
+        """The exact GELU. Written out, since opset 17 has no such operator; ONNX Runtime fuses it."""
+        share = self.node("Erf", self.node("Div", x, self.constant(np.float32(2**0.5))))
+        doubled = self.node("Mul", x, self.node("Add", share, self.constant(np.float32(1))))
+        return self.node("Mul", doubled, self.constant(np.float32(0.5)))
+
     def model(self, inputs: Inputs, outputs: Mapping[str, Shape]) -> bytes:
         """The serialised ONNX model. inputs: numpy type and shape by name; outputs: shape by name, all float32."""
         graph = helper.make_graph(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from genius.encoders.mini import HeadsConfig
+from genius.encoders.mini_heads import HeadsConfig
 from genius.errors import BadData
 
 

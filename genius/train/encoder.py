@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genius.data.splits import SplitData
-from genius.encoders.mini import Heads, encode_states
 from genius.encoders.minilm import TokenStates
+from genius.networks.heads import Heads, encode_states, padded
 from genius.train.batches import PairStage
 from genius.train.config import EncoderStageConfig
 from genius.train.data import FrozenVectors, TrainingData
@@ -55,7 +55,7 @@ class EncoderStage(PairStage):
         rows = np.flatnonzero(text >= 0)
         if len(rows):
             unique, where = np.unique(text[rows], return_inverse=True)
-            vectors = self.heads.encode_text(*self.texts.padded(unique))
+            vectors = self.heads.encode_text(*padded(self.texts, unique))
             total = total.index_add(0, torch.from_numpy(rows), vectors[torch.from_numpy(where)])
         rows = np.flatnonzero(image >= 0)
         if len(rows):

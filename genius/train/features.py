@@ -29,6 +29,7 @@ from genius.train.loop import progress_bar
 
 IMAGE_BLOCK = 256
 TEXT_BLOCK = 2048
+BATCHES_A_BLOCK = 32  # batches of texts between two records of the progress
 CROP_AREA = (0.5, 0.95)  # share of the image's area that a crop keeps
 
 
@@ -150,12 +151,12 @@ def text_features(texts: Sequence[str], cache: Path, console: Console) -> TokenS
     with _Cache(folder, shapes, console) as store, progress_bar(console) as progress:
         states = store.arrays["states"]
         bar = progress.add_task("texts", total=len(texts), note="")
-        for number, rows in enumerate(batches):
-            if number >= store.done:
-                backbone.fill(states, offsets, ids, rows)
-                if number % 32 == 31 or number + 1 == len(batches):
-                    store.finished(number + 1)
-            progress.advance(bar, len(rows))
+        for start in range(0, len(batches), BATCHES_A_BLOCK):
+            block = batches[start : start + BATCHES_A_BLOCK]
+            if start >= store.done:
+                backbone.fill(states, offsets, ids, block)
+                store.finished(start + len(block))
+            progress.advance(bar, sum(map(len, block)))
     return TokenStates(states, offsets)
 
 
@@ -166,9 +167,8 @@ def encoder_digest(encoder: Encoder) -> str:
     """Digest of an encoder's configuration and weights, as a model folder stores them."""
     digest = hashlib.sha256(json.dumps(encoder.config(), sort_keys=True).encode())
     for name, value in sorted(encoder.state().items()):
-        value = value.detach().cpu()
         digest.update(name.encode())
-        digest.update((value.half() if value.is_floating_point() else value).contiguous().numpy().tobytes())
+        digest.update((value.astype(np.float16) if np.issubdtype(value.dtype, np.floating) else value).tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -14,9 +14,10 @@ import torch
 from rich.console import Console
 
 from genius.encoders.base import Encoder
-from genius.encoders.mini import Heads, MiniEncoder
+from genius.encoders.mini import MiniEncoder
 from genius.errors import GeniusError
 from genius.model.genius import Genius
+from genius.networks.heads import Heads
 from genius.train.config import TrainConfig, check
 from genius.train.curves import draw_curves
 from genius.train.data import FrozenVectors, TrainingData
@@ -121,7 +122,7 @@ def _train_mini(
             _stored(folder / "texts.npy", lambda: text_vectors(heads, texts, np.arange(len(texts)))),
             _stored(folder / "images.npy", lambda: image_vectors(heads, views[0], np.arange(len(data.images.names)))),
         )
-    return MiniEncoder(heads), vectors
+    return heads.encoder(), vectors
 
 
 def _stored(path: Path, make: Callable[[], np.ndarray]) -> np.ndarray:

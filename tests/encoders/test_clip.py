@@ -109,12 +109,12 @@ def test_the_same_content_has_the_same_vector_whatever_the_batch(
 def test_configuration_and_state_make_the_encoder_again(family: str, encoders: dict[str, ClipEncoder]) -> None:
     encoder = encoders[family]
     config = json.loads(json.dumps(encoder.config()))
-    state = {name: value.clone() for name, value in encoder.state().items()}
+    state = {name: value.copy() for name, value in encoder.state().items()}
     again = load_encoder(config, state)
     assert isinstance(again, Encoder)
     assert again.config() == config
     assert {name: value.shape for name, value in again.state().items()} == {n: v.shape for n, v in state.items()}
-    assert torch.equal(again.state()["tokenizer"], state["tokenizer"])
+    np.testing.assert_array_equal(again.state()["tokenizer"], state["tokenizer"])
     first, second = encoder.encode(prepared(encoder)), again.encode(prepared(again))
     np.testing.assert_allclose(first.image, second.image, atol=1e-5)
     np.testing.assert_allclose(first.text, second.text, atol=1e-5)
@@ -151,7 +151,7 @@ def test_half_precision_is_near_and_keeps_the_weights(folders: dict[str, Path]) 
     assert half.image.dtype == np.float32
     assert 1e-5 < np.abs(half.image - full.image).max() < 0.05 * np.abs(full.image).max()
     assert 1e-5 < np.abs(half.text - full.text).max() < 0.05 * np.abs(full.text).max()
-    assert all(value.dtype == torch.float32 for name, value in encoder.state().items() if name != "tokenizer")
+    assert all(value.dtype == np.float32 for name, value in encoder.state().items() if name != "tokenizer")
 
 
 def test_a_device_that_is_not_there_is_named(folders: dict[str, Path]) -> None:

@@ -70,15 +70,13 @@ def test_the_state_holds_the_whole_model(encoder: SentenceEncoder) -> None:
     once_more = again.state()
     assert again.config() == config
     assert list(once_more) == list(state)
-    assert all(torch.equal(once_more[name], state[name]) for name in state)
-    assert all(
-        value.dtype in (torch.float32, torch.int64) for name, value in state.items() if name.startswith("weight/")
-    )
+    assert all(np.array_equal(once_more[name], state[name]) for name in state)
+    assert all(value.dtype in (np.float32, np.int64) for name, value in state.items() if name.startswith("weight/"))
 
 
 def test_a_state_cannot_write_outside_its_folder(encoder: SentenceEncoder) -> None:
     with pytest.raises(BadModel, match="outside"):
-        load_encoder(encoder.config(), {"file/../evil.txt": torch.zeros(1, dtype=torch.uint8)})
+        load_encoder(encoder.config(), {"file/../evil.txt": np.zeros(1, np.uint8)})
 
 
 def test_images_are_refused(encoder: SentenceEncoder) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from genius.encoders.base import Prepared, Vectors
 from genius.model.decoder import Decoder, DecoderConfig
@@ -38,7 +37,7 @@ class TinyEncoder:
         image, text = (np.array([row[i] for row in rows], np.float32).reshape(-1, DIM) for i in (0, 1))
         return Vectors(image, text)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, np.ndarray]:
         return {}
 
     def config(self) -> dict[str, Any]:

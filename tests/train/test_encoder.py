@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from genius.data.mbeir import Task
 from genius.data.splits import SplitData, TaskData
-from genius.encoders.mini import Heads, HeadsConfig, encode_states
+from genius.encoders.mini_heads import HeadsConfig
 from genius.encoders.minilm import TokenStates
+from genius.networks.heads import Heads, encode_states
 from genius.train.config import EncoderStageConfig
 from genius.train.encoder import EncoderStage, image_vectors, split_vectors
 from genius.train.losses import contrastive_loss

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from rich.console import Console
 
@@ -178,12 +177,13 @@ def test_interrupted_texts_go_on_where_they_stopped(
     assert batches > 36
     fill, calls = MiniLM.fill, 0
 
-    def deadly(self, states, offsets, ids, rows):  # type: ignore[no-untyped-def]
+    def deadly(self, states, offsets, ids, batches):  # type: ignore[no-untyped-def]
         nonlocal calls
-        if calls == 35:
-            raise Killed
-        calls += 1
-        fill(self, states, offsets, ids, rows)
+        for rows in batches:
+            if calls == 35:
+                raise Killed
+            calls += 1
+            fill(self, states, offsets, ids, [rows])
 
     monkeypatch.setattr(MiniLM, "fill", deadly)
     with pytest.raises(Killed):
@@ -205,7 +205,7 @@ class Counting:
     kind, dim, joint = "counting", 3, False
 
     def __init__(self, weight: float = 1.0, lives: int = 10**6) -> None:
-        self.weight, self.lives, self.seen = torch.full((2,), weight), lives, 0
+        self.weight, self.lives, self.seen = np.full(2, weight, np.float32), lives, 0
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         return np.asarray(image)
@@ -219,7 +219,7 @@ class Counting:
         text = [[len(p.text)] * 3 for p in inputs]
         return Vectors(np.array(image, np.float32) * float(self.weight[0]), np.array(text, np.float32))
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, np.ndarray]:
         return {"weight": self.weight}
 
     def config(self) -> dict[str, Any]:

@@ -19,9 +19,11 @@ from tiny_benchmark import DATASET, write_tiny_benchmark
 
 from genius.data.items import Item
 from genius.data.mbeir import Benchmark
-from genius.encoders.mini import HeadsConfig, MiniEncoder
+from genius.encoders.mini import MiniEncoder
+from genius.encoders.mini_heads import HeadsConfig
 from genius.errors import BadData
 from genius.model.genius import Genius
+from genius.networks.heads import Heads
 from genius.train import features, loop
 from genius.train.config import DecoderStageConfig, EncoderStageConfig, QuantizerStageConfig, TrainConfig
 from genius.train.data import TrainingData
@@ -218,7 +220,7 @@ def test_later_stages_learn_from_the_heads_as_they_are_saved(trainer: Trainer, f
     whole = ImageFeatures(data.images.names, finished / "training/cache", 0, 1, QUIET)
     encoder = Genius.from_pretrained(finished).encoder
     assert isinstance(encoder, MiniEncoder)
-    made = image_vectors(encoder.heads, whole, np.arange(len(data.images.names)))
+    made = image_vectors(Heads.of(encoder), whole, np.arange(len(data.images.names)))
     np.testing.assert_allclose(made, np.load(finished / "training/images.npy"), atol=1e-6)
 
 
