@@ -1,8 +1,7 @@
 """The `mini` encoder: frozen EfficientNet-Lite2 and MiniLM backbones with small trained heads, one space for both.
 
 It is not CLIP: the backbones were trained separately, and the heads on about ten thousand captioned images. Each
-backbone and its head are one ONNX graph. The text network's linear layers are rounded to eight bits: it is then more
-than twice as fast, with nearly the same vectors.
+backbone and its head are one ONNX graph.
 """
 
 from collections.abc import Callable, Sequence
