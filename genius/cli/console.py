@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SOME_BAD = 2
 """Exit status of a command that succeeded for some items only."""
+UNLIMITED = 100_000
+"""Width of lines that no terminal limits."""
 SHOWN = 20
 """Maximum number of lines in a list of errors."""
 NICENESS = 5
@@ -26,7 +28,14 @@ FILTER = "SQL over id, text, modality and metadata fields; genius index info lis
 MODEL = "Name of the bundled model, a model folder, or OWNER/NAME on the Hugging Face hub."
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 ModelName = Annotated[str, typer.Option("--model", help=MODEL)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsCsv = Annotated[
+    bool, typer.Option("--csv", help="Print CSV, which genius index add reads, with a column for each metadata field.")
+]
+Fields = Annotated[
+    str | None,
+    typer.Option("--fields", metavar="LIST", help="Comma-separated list of metadata fields to show. Default: all."),
+]
 AtVersion = Annotated[
     int | None,
     typer.Option(
@@ -54,8 +63,18 @@ def examples(*commands: str, notes: str = "") -> str:
 
 
 def stdout() -> Console:
-    """A console on standard output."""
-    return Console(highlight=False)
+    """A console on standard output. Only a terminal limits the width of tables."""
+    return _console(stderr=False)
+
+
+def stderr() -> Console:
+    """A console on standard error. Only a terminal limits the width of tables."""
+    return _console(stderr=True)
+
+
+def _console(stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=UNLIMITED)
 
 
 def say(sentence: str) -> None:
@@ -65,12 +84,28 @@ def say(sentence: str) -> None:
 
 def busy(sentence: str) -> Status:
     """A context manager that shows a spinner on a terminal and leaves no trace."""
-    return Console(stderr=True, highlight=False).status(Text(sentence))
+    return stderr().status(Text(sentence))
 
 
 def complain(sentence: str) -> None:
     """Prints a sentence in red on standard error."""
-    Console(stderr=True, highlight=False).print(Text(sentence, style="red"), soft_wrap=True)
+    stderr().print(Text(sentence, style="red"), soft_wrap=True)
+
+
+def show_facts(facts: dict[str, str]) -> None:
+    """Prints names and values. Long values go on below their beginning; words are not broken."""
+    console = stdout()
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        lines = wrap(console, Text(value), width + 2)
+        console.print(Text.assemble((f"{name:<{width}}  ", "bold"), lines[0]), soft_wrap=True)
+        for line in lines[1:]:
+            console.print(Text.assemble(" " * (width + 2), line), soft_wrap=True)
+
+
+def wrap(console: Console, text: Text, indent: int) -> list[Text]:
+    """Lines of a text that fit beside an indent. A word that is longer than a line is left whole."""
+    return list(text.wrap(console, max(20, console.width - indent), overflow="ignore")) or [Text()]
 
 
 def print_json(value: Any) -> None:
@@ -101,6 +136,13 @@ def open_index(path: Path, version: int | None = None) -> "Index":
     from genius.index.index import Index
 
     return Index.open(path, version=version)
+
+
+def metadata_columns(index: "Index", fields: str | None) -> list[str]:
+    """The metadata fields of an index, or those of a list, for the columns of a table."""
+    from genius.index.storage import FILTER_COLUMNS
+
+    return split_names(fields) if fields is not None else [name for name in index.fields if name not in FILTER_COLUMNS]
 
 
 def named_indexes(given: list[str]) -> dict[str, Path]:

@@ -7,35 +7,38 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from genius.cli.console import (
-    FILTER,
     MODEL,
     SHOWN,
     SOME_BAD,
+    AsCsv,
     AsJson,
     AtVersion,
+    Fields,
     IndexPath,
     ModelName,
     Where,
     complain,
     examples,
     lower_priority,
+    metadata_columns,
     open_index,
     print_json,
     read_ids,
     say,
+    show_facts,
     stdout,
 )
-from genius.cli.items import show_items
+from genius.cli.items import check_format, one_line, show_items, with_fields
 from genius.errors import BadData, BadItem
+from genius.wording import counted
 
 if TYPE_CHECKING:
     from genius.data.items import Item
@@ -49,8 +52,8 @@ index_app = typer.Typer(
 
 SOURCE = typer.Argument(
     metavar="SOURCE",
-    help="Folders of images (with captions in .txt or .json files beside them), CSV, JSONL or Parquet files, or M-BEIR "
-    "candidate pools.",
+    help="Folders of images (with captions in .txt or .json files beside them), CSV, JSON, JSONL or Parquet files, or "
+    "M-BEIR candidate pools.",
 )
 BAD_ITEMS = "Exit status 2: some items were bad. They are listed; the other items are in the index."
 RESUME = "Interrupted? Run the same command again: items that are in the index are not encoded again."
@@ -120,7 +123,7 @@ def _add(index: "Index", items: Iterator["Item | BadItem"], replace: bool) -> No
     try:
         report = (index.upsert if replace else index.add)(items, progress=True)
     except KeyboardInterrupt:
-        complain(f"Interrupted. {len(index):,} items are safe in {index.path}; the same command adds the rest.")
+        complain(f"Interrupted. {counted(len(index), 'item')} safe in {index.path}; the same command adds the rest.")
         raise typer.Exit(130) from None
     _report(index, report, "added", time.perf_counter() - start)
 
@@ -130,7 +133,7 @@ def _report(index: "Index", report: "AddReport", done: str, seconds: float) -> N
     rate = (report.added + report.unchanged) / max(seconds, 1e-9)
     say(
         f"{report.added:,} {done}{unchanged} in {seconds:.1f} s ({rate:,.0f} items/s); "
-        f"{index.path} now holds {len(index):,} items."
+        f"{index.path} now holds {counted(len(index), 'item')}."
     )
     _show_bad(report.bad, f"not {done}")
     raise typer.Exit(SOME_BAD if report.bad else 0)
@@ -139,14 +142,11 @@ def _report(index: "Index", report: "AddReport", done: str, seconds: float) -> N
 def _show_bad(bad: list[BadItem], what: str) -> None:
     if not bad:
         return
-    table = Table(title=f"{len(bad)} bad items, {what}", title_style="red", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("item", overflow="fold")
-    table.add_column("reason", overflow="fold")
+    complain(f"{counted(len(bad), 'bad item')}, {what}:")
     for error in bad[:SHOWN]:
-        table.add_row(Text(error.id), Text(error.reason))
+        complain(f"  {one_line(error.id)}: {one_line(error.reason)}")
     if len(bad) > SHOWN:
-        table.add_row("...", f"and {len(bad) - SHOWN} more")
-    Console(stderr=True, highlight=False).print(table)
+        complain(f"  ... and {len(bad) - SHOWN:,} more")
 
 
 @index_app.command(
@@ -154,6 +154,7 @@ def _show_bad(bad: list[BadItem], what: str) -> None:
     epilog=examples(
         "genius index delete photos.genius cat.jpg dog.jpg",
         "genius index delete photos.genius --ids-from gone.txt",
+        'genius index delete photos.genius --where "year < 2000" --dry-run',
         notes="Exit status 2: some ids are not in the index. The other items are deleted.",
     ),
 )
@@ -161,15 +162,25 @@ def index_delete(
     path: IndexPath,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of the items to delete.")] = None,
     ids_from: Annotated[Path | None, typer.Option(metavar="FILE", help="Text file with one id per line.")] = None,
+    where: Where = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many items would be deleted.")] = False,
 ) -> None:
-    """Delete items from an index. Image files outside the index are not touched."""
+    """Delete items from an index, by id or by a filter. Image files outside the index are not touched."""
     chosen = [*(ids or []), *(read_ids(ids_from) or [])]
-    if not chosen:
-        raise BadData("There is nothing to delete: no id was given. Give ids, or a file of ids with --ids-from.")
+    if not chosen and where is None:
+        raise BadData("There is nothing to delete. Give ids, a file of ids with --ids-from, or a filter with --where.")
+    if chosen and where is not None:
+        raise BadData(
+            "Ids and --where exclude each other. To delete by both, write: --where \"id IN ('a', 'b') AND ...\""
+        )
     index = open_index(path)
     missing = [id for id, item in zip(chosen, index.get(chosen), strict=True) if item is None]
-    count = index.delete(chosen)
-    say(f"{count:,} deleted; {path} now holds {len(index):,} items.")
+    if dry_run:
+        count = len(set(chosen) - set(missing)) if where is None else index.count(where)
+        say(f"{counted(count, 'item')} would be deleted; {path} holds {counted(len(index), 'item')}.")
+    else:
+        count = index.delete(chosen) if where is None else index.delete(where=where)
+        say(f"{counted(count, 'item')} deleted; {path} now holds {counted(len(index), 'item')}.")
     _name_missing(missing)
 
 
@@ -177,7 +188,7 @@ def _name_missing(missing: Sequence[str]) -> None:
     for id in missing[:SHOWN]:
         complain(f"{id}: there is no item with this id.")
     if len(missing) > SHOWN:
-        complain(f"... and {len(missing) - SHOWN} more.")
+        complain(f"... and {len(missing) - SHOWN:,} more.")
     if missing:
         raise typer.Exit(SOME_BAD)
 
@@ -196,27 +207,45 @@ def index_get(
     path: IndexPath,
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of the items to show.")],
     version: AtVersion = None,
+    fields: Fields = None,
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Show items by their ids."""
-    items = open_index(path, version).get(ids)
-    show_items([item for item in items if item is not None], as_json)
+    check_format(as_json, as_csv)
+    index = open_index(path, version)
+    items = index.get(ids)
+    found = [item for item in items if item is not None]
+    if found or as_json or as_csv:
+        show_items(with_fields(found, fields), metadata_columns(index, fields), as_json, as_csv)
     _name_missing([id for id, item in zip(ids, items, strict=True) if item is None])
 
 
 @index_app.command(
     "filter",
-    epilog=examples("genius index filter photos.genius \"lang = 'en' AND year >= 2000\" --limit 5"),
+    epilog=examples(
+        "genius index filter photos.genius --where \"lang = 'en' AND year >= 2000\" --limit 5",
+        'genius index filter photos.genius --where "year < 2000" --limit 100000 --csv > old.csv',
+        notes="genius index export writes all items to a file, with their images if you like.",
+    ),
 )
 def index_filter(
     path: IndexPath,
-    where: Annotated[str, typer.Argument(metavar="WHERE", help=FILTER)],
-    limit: Annotated[int, typer.Option(help="Maximum number of items.")] = 100,
+    where: Where = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of items.")] = 100,
     version: AtVersion = None,
+    fields: Fields = None,
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
 ) -> None:
-    """Show the items that match a filter."""
-    show_items(open_index(path, version).filter(where, limit), as_json)
+    """Show the items of an index, or those that match a filter."""
+    check_format(as_json, as_csv)
+    index = open_index(path, version)
+    items = itertools.islice(index.items(where), limit)
+    show_items(with_fields(items, fields), metadata_columns(index, fields), as_json, as_csv)
+    count = index.count(where)
+    if count > limit:
+        complain(f"These are the first {limit:,} of {counted(count, 'item')}; --limit N shows more.")
 
 
 @index_app.command(
@@ -231,29 +260,29 @@ def index_count(path: IndexPath, where: Where = None, version: AtVersion = None)
 @index_app.command("info", epilog=examples("genius index info photos.genius --json"))
 def index_info(path: IndexPath, version: AtVersion = None, as_json: AsJson = False) -> None:
     """Show the size, metadata fields and model of an index."""
-    info = asdict(open_index(path, version).info())
+    info = open_index(path, version).info()
     if as_json:
-        print_json(info)
+        print_json(asdict(info))
         return
-    table = Table(show_header=False, box=None)
-    for name, value in info.items():
-        table.add_row(Text(name.replace("_", " "), style="bold"), Text(_in_words(value)))
-    stdout().print(table)
-
-
-def _in_words(value: Any) -> str:
-    match value:
-        case dict():
-            return ", ".join(
-                f"{about:,} {name}" if isinstance(about, int) else f"{name} ({about})" for name, about in value.items()
-            )
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return f"{value:,}"
-        case tuple():
-            return " x ".join(map(str, value))
-    return str(value)
+    nouns = {"image": "image", "text": "text", "image,text": "pair"}
+    held = ", ".join(counted(count, nouns[modality]) for modality, count in info.modalities.items() if count)
+    levels = ", ".join(
+        f"{counted(len(list(group)), 'level')} of {size:,} codes" for size, group in itertools.groupby(info.sizes)
+    )
+    show_facts(
+        {
+            "path": info.path,
+            "items": f"{info.items:,}" + (f" ({held})" if held else ""),
+            "IDs": f"{info.ids:,} distinct, {levels}",
+            "fields": ", ".join(f"{name} ({type})" for name, type in info.fields.items()) or "none",
+            "model": f"{info.model or 'not saved'} (fingerprint {info.fingerprint})",
+            "embeddings": f"{info.dim:,} dimensions" if info.embeddings else "none (--codes-only)",
+            "images": "copies in the index" if info.store_images else "paths of files",
+            "re-encoded": counted(info.generation, "time"),
+            "version": f"{info.version:,}",
+            "size": f"{info.bytes:,} bytes",
+        }
+    )
 
 
 @index_app.command(
@@ -304,7 +333,7 @@ def index_verify(
     if drop_damaged:
         dropped = index.drop_damaged()
         if not as_json:
-            say(f"{dropped:,} items were removed from {path}. Add them again from their source.")
+            say(f"{counted(dropped, 'item')} removed from {path}. Add what was lost again from its source.")
     problems = index.verify(sample, deep, progress=True)
     if as_json:
         print_json({"items": len(index), "problems": [asdict(problem) for problem in problems]})
@@ -314,7 +343,7 @@ def index_verify(
 
 def _show_problems(index: "Index", problems: "list[IndexProblem]") -> None:
     if not problems:
-        stdout().print(Text(f"{index.path} is in order: {len(index):,} items.", style="green"))
+        stdout().print(Text(f"{index.path} is in order: {counted(len(index), 'item')}.", style="green"))
         return
     counts = Counter(problem.kind for problem in problems)
     shown: list[IndexProblem] = []
@@ -323,10 +352,10 @@ def _show_problems(index: "Index", problems: "list[IndexProblem]") -> None:
         for problem in first:
             complain(problem.message if problem.id is None else f"{problem.id}: {problem.message}")
         if count > SHOWN:
-            complain(f"... and {count - SHOWN:,} more {kind} problems; --json lists them all.")
+            complain(f"... and {counted(count - SHOWN, f'more {kind} problem')}; --json lists them all.")
         shown += first
     listed = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-    complain(f"{len(problems):,} {'problem' if len(problems) == 1 else 'problems'}: {listed}.")
+    complain(f"{counted(len(problems), 'problem')}: {listed}.")
     complain("To repair:")
     for repair in list(dict.fromkeys(problem.repair for problem in shown))[:SHOWN]:
         complain(f"  {repair}")
@@ -367,16 +396,19 @@ def index_compact(
 ) -> None:
     """Merge small files, and remove old versions and leftovers of interrupted writes."""
     report = open_index(path).compact(timedelta(days=keep))
-    say(
-        f"{report.files_merged:,} small files merged, {report.versions_removed:,} old versions removed, "
-        f"{report.bytes_removed:,} bytes freed."
-    )
+    merged = counted(report.files_merged, "small file")
+    removed = counted(report.versions_removed, "old version")
+    say(f"{merged} merged, {removed} removed, {counted(report.bytes_removed, 'byte')} freed.")
+    if report.versions_kept:
+        kept = f"{counted(report.versions_kept, 'older version')} kept, with the files that only older versions use"
+        say(f"{kept}: younger than {keep:g} {'day' if keep == 1 else 'days'}. --keep 0 removes them now.")
 
 
 @index_app.command(
     "export",
     epilog=examples(
-        "genius index export photos.genius photos.jsonl",
+        "genius index export photos.genius photos.csv",
+        'genius index export photos.genius recent.jsonl --where "year >= 2020"',
         "genius index export photos.genius benchmark --format mbeir --copy-images",
         notes="genius index add reads all of these formats. Exit status 2: some images could not be copied.",
     ),
@@ -386,17 +418,18 @@ def index_export(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="New file or folder to write.")],
     format: Annotated[
         str | None,
-        typer.Option(help="jsonl, parquet or mbeir. Default: by the suffix of OUT."),
+        typer.Option(help="csv, jsonl, parquet or mbeir. Default: by the suffix of OUT."),
     ] = None,
+    where: Where = None,
     copy_images: Annotated[
         bool, typer.Option("--copy-images", help="Copy the images, so that the export can be moved.")
     ] = False,
     version: AtVersion = None,
 ) -> None:
-    """Write all items to a JSONL or Parquet file, or as an M-BEIR candidate pool."""
-    report = open_index(path, version).export(target, format, copy_images, progress=True)
-    say(f"{report.items:,} items written to {target}, with {report.images:,} images.")
+    """Write items to a CSV, JSONL or Parquet file, or as an M-BEIR candidate pool."""
+    report = open_index(path, version).export(target, format, copy_images, progress=True, where=where)
+    say(f"{counted(report.items, 'item')} written to {target}, with {counted(report.images, 'image')}.")
     if report.without_content:
-        say(f"{report.without_content:,} items were added as vectors, so they have no text or image to export.")
+        say(f"{counted(report.without_content, 'item')} without text or image: added as vectors.")
     _show_bad(report.bad, "written without a copy of their image")
     raise typer.Exit(SOME_BAD if report.bad else 0)

@@ -1,47 +1,163 @@
-"""Items as tables and as JSON."""
+"""Items and hits as cards, CSV and JSON."""
 
-import textwrap
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
-from genius.cli.console import print_json, say, stdout
+from genius.cli.console import print_json, say, split_names, stdout, wrap
+from genius.data.items import Modality
+from genius.errors import BadItem, GeniusError
 
 if TYPE_CHECKING:
     from genius.data.items import Item
+    from genius.search.results import Hit
+
+MAX_TEXT = 240
+"""Characters of a text that a terminal shows."""
+MAX_VALUE = 120
+"""Characters of a metadata value that a terminal shows."""
+INDENT = 4
+"""Columns before the lines of a card."""
 
 
 def item_dict(item: "Item") -> dict[str, Any]:
     """An item as JSON. A stored image has no path; an item added as vectors has no modality."""
+    modality = _modality(item)
     return {
         "id": item.id,
-        "modality": None if item.text is None and item.image is None else item.modality.label,
+        "modality": None if modality is None else modality.label,
         "text": item.text,
-        "image": None if item.image is None or isinstance(item.image, bytes) else str(item.image),
+        "image": _path(item),
         "metadata": item.metadata,
     }
 
 
-def show_items(items: "list[Item]", as_json: bool) -> None:
-    """Prints items as a table or as JSON."""
-    records = [item_dict(item) for item in items]
+def with_fields(items: "Iterable[Item]", fields: str | None) -> "Iterable[Item]":
+    """The items with only the metadata fields of a list; all of them without one."""
+    if fields is None:
+        return items
+    names = split_names(fields)
+    return (
+        replace(item, metadata={name: item.metadata[name] for name in names if name in item.metadata}) for item in items
+    )
+
+
+def check_format(as_json: bool, as_csv: bool) -> None:
+    """Raises if both formats are chosen."""
+    if as_json and as_csv:
+        raise GeniusError("--json and --csv exclude each other. Choose one of them.")
+
+
+def show_items(items: "Iterable[Item]", columns: Sequence[str], as_json: bool, as_csv: bool) -> None:
+    """Prints items as cards, as CSV with these metadata columns, or as JSON."""
     if as_json:
-        print_json(records)
+        print_json([item_dict(item) for item in items])
         return
-    if not records:
+    if as_csv:
+        _print_csv(((item, ()) for item in items), columns)
+        return
+    console, none = stdout(), True
+    for item in items:
+        none = False
+        modality = _modality(item)
+        label = "vector" if modality is None else modality.label
+        _show_card(console, Text.assemble((one_line(item.id), "bold"), "  ", (label, "cyan")), item)
+    if none:
         say("No item matches.")
+
+
+def show_hits(hits: "Sequence[Hit]", columns: Sequence[str], as_json: bool, as_csv: bool, codes: bool) -> None:
+    """Prints hits as cards, as CSV with these metadata columns, or as JSON."""
+    if as_json:
+        own = ({"score": hit.score, "modality": hit.modality.label, "codes": list(hit.codes)} for hit in hits)
+        print_json([item_dict(hit.item) | fields for hit, fields in zip(hits, own, strict=True)])
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("id", overflow="fold", style="bold", min_width=12)
-    table.add_column("modality", no_wrap=True)
-    table.add_column("text", min_width=20)
-    table.add_column("image", overflow="fold")
-    table.add_column("metadata", overflow="fold")
-    for item, record in zip(items, records, strict=True):
-        image = "stored in the index" if isinstance(item.image, bytes) else record["image"] or ""
-        metadata = ", ".join(f"{name}: {value}" for name, value in item.metadata.items())
-        text = textwrap.shorten(item.text or "", 200, placeholder=" ...")
-        table.add_row(Text(item.id), record["modality"] or "vector", Text(text), Text(image), Text(metadata))
-    stdout().print(table)
+    if as_csv:
+        first = ("score", "modality", "codes") if codes else ("score", "modality")
+        rows = (
+            (hit.item, (hit.score, hit.modality.label, " ".join(map(str, hit.codes)))[: len(first)]) for hit in hits
+        )
+        _print_csv(rows, columns, first)
+        return
+    if not hits:
+        say("Nothing found: no item of the index matches.")
+    console, rank = stdout(), len(str(len(hits)))
+    for number, hit in enumerate(hits, 1):
+        head = Text.assemble(
+            (f"{number:>{rank}}  ", "dim"),
+            f"{hit.score:6.3f}  ",
+            (f"{hit.modality.label:<10}  ", "cyan"),
+            (one_line(hit.id), "bold"),
+        )
+        _show_card(console, head, hit.item, hit.codes if codes else ())
+
+
+def one_line(text: str) -> str:
+    """A text on one line, without characters that would control a terminal."""
+    return "".join("\ufffd" if unicodedata.category(c) == "Cc" else c for c in " ".join(text.split()))
+
+
+def shorten(text: str, most: int) -> str:
+    """A text of at most `most` characters; an ellipsis stands for what is left out, if possible after a whole word."""
+    if len(text) <= most:
+        return text
+    cut = text[: most - 2]
+    words = cut.rpartition(" ")[0]
+    return f"{words} …" if len(words) > most // 2 else f"{cut}…"
+
+
+def _show_card(console: Console, head: Text, item: "Item", codes: Sequence[int] = ()) -> None:
+    """Prints a heading and, indented, the text, the file, the metadata and the codes."""
+    most_text, most_value = (MAX_TEXT, MAX_VALUE) if console.is_terminal else (sys.maxsize, sys.maxsize)
+    lines = [Text(shorten(one_line(item.text or ""), most_text))]
+    path = _path(item)
+    if path is not None:
+        lines.append(Text(f"file: {one_line(_shown_path(path))}", "dim"))
+    elif item.image is not None:
+        lines.append(Text("image: stored in the index", "dim"))
+    values = (f"{one_line(name)}: {shorten(_value(value), most_value)}" for name, value in item.metadata.items())
+    lines.append(Text(" · ".join(values), "dim"))
+    lines.append(Text(f"codes: {' '.join(map(str, codes))}" if codes else "", "dim"))
+    console.print(head, soft_wrap=True)
+    for line in filter(None, lines):
+        for part in wrap(console, line, INDENT):
+            console.print(Text.assemble(" " * INDENT, part), soft_wrap=True)
+
+
+def _print_csv(
+    rows: "Iterable[tuple[Item, Sequence[object]]]", columns: Sequence[str], first: Sequence[str] = ()
+) -> None:
+    from genius.data.csv_writer import CsvWriter
+
+    table = CsvWriter(sys.stdout, columns, first)
+    for item, values in rows:
+        table.write(item.id, item.text, _path(item), item.metadata, values)
+
+
+def _modality(item: "Item") -> Modality | None:
+    """None for an item that was added as vectors."""
+    try:
+        return item.modality
+    except BadItem:
+        return None
+
+
+def _path(item: "Item") -> str | None:
+    return None if item.image is None or isinstance(item.image, bytes) else str(item.image)
+
+
+def _shown_path(path: str) -> str:
+    """A path below the working directory is shown from there."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _value(value: object) -> str:
+    return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from genius.cli.console import SHOWN, AsJson, Tasks, complain, examples, print_json, say, split_names, stdout
+from genius.wording import counted
 
 if TYPE_CHECKING:
     from genius.data.mbeir_check import CheckReport, TaskCounts
@@ -75,8 +76,8 @@ def _show(found: "CheckReport") -> None:
     for split in dict.fromkeys(row.split for row in found.rows):
         stdout().print(_table(split, [row for row in found.rows if row.split == split]))
     for split, count in found.global_pools.items():
-        say(f"Global pool of {split}: {count:,} candidates.")
-    say(f"Opened {found.images:,} images.")
+        say(f"Global pool of {split}: {counted(count, 'candidate')}.")
+    say(f"Opened {counted(found.images, 'image')}.")
     for split in dict.fromkeys(split for split, _ in found.absent):
         complain(f"No files of {split} for: {', '.join(task for where, task in found.absent if where == split)}.")
     for name, sentences in (("Missing", found.missing), ("Damaged", found.damaged), ("Differing", found.differing)):

@@ -1,39 +1,34 @@
 """The command `genius search`."""
 
-import textwrap
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from genius.cli.console import (
+    AsCsv,
     AsJson,
     AtVersion,
     Beam,
     Budget,
+    Fields,
     IndexPath,
     Where,
     busy,
     examples,
+    metadata_columns,
     open_index,
-    print_json,
     read_ids,
-    say,
-    stdout,
 )
-from genius.cli.items import item_dict
+from genius.cli.items import check_format, show_hits, with_fields
 from genius.search.options import Mode, SearchOptions
-
-if TYPE_CHECKING:
-    from genius.search.results import Hit
 
 EPILOG = examples(
     'genius search photos.genius "a cat asleep on a sofa" --target image',
     'genius search photos.genius "the same in red" --image dress.jpg --instruction "Find the product photo."',
-    'genius search photos.genius "cat care" --where "lang = \'en\' AND year >= 2000"',
+    'genius search photos.genius "cat care" --where "lang = \'en\' AND year >= 2000" --fields lang,year',
+    'genius search photos.genius "cat care" -k 100 --csv > hits.csv',
 )
 
 
@@ -61,35 +56,21 @@ def search(
         typer.Option(metavar="FILE", help="Only items whose id is a line of this file."),
     ] = None,
     version: AtVersion = None,
+    fields: Fields = None,
+    codes: Annotated[bool, typer.Option("--codes", help="Show the semantic ID of each hit.")] = False,
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Find items of an index with a text, an image, or both."""
     from genius.data.items import Query
 
     query = Query(text=text, image=image, instruction=instruction, target=target)
+    check_format(as_json, as_csv)
     with busy("Searching. The first search on a machine takes about ten seconds longer, to compile the kernels."):
-        hits = open_index(path, version).search(
+        index = open_index(path, version)
+        hits = index.search(
             query, k=k, mode=cast(Mode, mode), beam=beam, budget=budget, ids=read_ids(ids_from), where=where
         )
-    if as_json:
-        own = ({"score": hit.score, "modality": hit.modality.label, "codes": list(hit.codes)} for hit in hits)
-        print_json([item_dict(hit.item) | fields for hit, fields in zip(hits, own, strict=True)])
-    else:
-        _show(hits)
-
-
-def _show(hits: "list[Hit]") -> None:
-    if not hits:
-        say("Nothing found: no item of the index matches.")
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("id", overflow="fold", style="bold", min_width=12)
-    table.add_column("modality", no_wrap=True)
-    table.add_column("codes", style="dim", min_width=15)
-    table.add_column("text", min_width=20)
-    for hit in hits:
-        snippet = textwrap.shorten(hit.item.text or "", 80, placeholder=" ...")
-        codes = " ".join(map(str, hit.codes))
-        table.add_row(f"{hit.score:.3f}", Text(hit.id), hit.modality.label, codes, Text(snippet))
-    stdout().print(table)
+    items = with_fields([hit.item for hit in hits], fields)
+    shown = [replace(hit, item=item) for hit, item in zip(hits, items, strict=True)]
+    show_hits(shown, metadata_columns(index, fields), as_json, as_csv, codes)

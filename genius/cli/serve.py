@@ -11,6 +11,7 @@ import typer
 
 from genius.cli.console import NamedIndexes, complain, examples, named_indexes, say
 from genius.errors import GeniusError, MissingExtra
+from genius.wording import counted
 
 if TYPE_CHECKING:
     from genius.index.index import Index
@@ -128,7 +129,7 @@ def address_of(settings: "Settings") -> str:
 def _announce(indexes: "dict[str, Index]", settings: "Settings") -> None:
     say(f"GENIUS is at {address_of(settings)}")
     for name, index in indexes.items():
-        say(f"  {name}: {len(index):,} items")
+        say(f"  {name}: {counted(len(index), 'item')}")
     say(f"  {rights(settings)}")
     if not settings.loopback and not settings.read_keys:
         complain(

@@ -2,9 +2,10 @@
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from PIL import Image
 
@@ -167,6 +168,38 @@ class Query:
         """Return instruction and text as one string, the input of the text encoder."""
         instruction = _INSTRUCTIONS[self.target_modality] if self.instruction is None else self.instruction
         return clean_text(f"{clean_text(instruction)} {self.text or ''}")
+
+
+QueryLike = Query | str | os.PathLike[str] | bytes | Image.Image
+"""A query, or its content alone: a string is a text; a path object, bytes and a PIL image are an image."""
+
+
+def to_query(content: QueryLike) -> Query:
+    """Turn the content of a query into a query.
+
+    A string is always a text, also if a file has this name: write `Path("cat.jpg")` to search with an image file.
+
+    Raises:
+        BadItem: The content is blank, or cannot be a query.
+    """
+    if isinstance(content, Query):
+        return content
+    if isinstance(content, str):
+        return Query(text=content)
+    if isinstance(content, os.PathLike | bytes | Image.Image):
+        return Query(image=content)
+    raise BadItem(
+        "query",
+        f"{_type(content)} cannot be searched with. Give a text, an image as a pathlib.Path, bytes or PIL image, a "
+        "Query, or a list of these.",
+    )
+
+
+def to_queries(query: QueryLike | Iterable[QueryLike]) -> tuple[list[Query], bool]:
+    """Turn one query or several into a list. Returns the list, and whether a single query was given."""
+    if isinstance(query, Iterable) and not isinstance(query, Query | str | os.PathLike | bytes | Image.Image | Mapping):
+        return [to_query(one) for one in query], False
+    return [to_query(cast(QueryLike, query))], True
 
 
 def printable(text: str) -> str:

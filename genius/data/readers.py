@@ -1,4 +1,4 @@
-"""Read items from a folder of images, a CSV, JSONL or Parquet table, or an M-BEIR candidate pool.
+"""Read items from a folder of images, a CSV, JSON, JSONL or Parquet table, or an M-BEIR candidate pool.
 
 Reading is lazy. A row that cannot be read gives a BadItem and does not stop the others. Images are not opened.
 """
@@ -21,17 +21,21 @@ import pyarrow.parquet as pq
 
 from genius.data.images import SUFFIXES
 from genius.data.items import Item, printable
+from genius.data.json_array import array_elements
 from genius.errors import BadData, BadItem
 
 UNDERSTOOD = (
     "a folder of images (with captions in .txt or .json files of the same name) or of .txt files, a single image, "
-    "a table with the columns id, text, image (.csv, .tsv, .jsonl, .parquet), or an M-BEIR candidate pool (.jsonl)"
+    "a table with the columns id, text, image (.csv, .tsv, .json, .jsonl, .parquet), or an M-BEIR candidate pool "
+    "(.jsonl)"
 )
 """The sources of `read_items`, for error messages."""
 
 # Images of unsupported formats become items too, so that they are reported instead of ignored.
 _IMAGES = SUFFIXES | {".svg", ".heic", ".heif"}
-_FIELDS = frozenset(("id", "text", "caption", "image", "metadata"))
+CONTENT_COLUMNS = frozenset(("id", "text", "caption", "image", "metadata"))
+"""Columns of a table that are not metadata fields."""
+_BEGINNING = 1 << 16  # bytes of a JSON file that tell an array from lines
 _DELIMITERS = ",;\t|"
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
@@ -43,6 +47,7 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
       `name.json` may have "text" (or "caption") and metadata. A .txt file without an image is a text item.
     - A table: columns (or keys) `id`, `text` (or `caption`) and `image`; all others are metadata. Image paths are
       relative to the table. Parquet files may have images as bytes. A row without id gets one from its row number.
+      A JSON file holds an array of objects, or one object per line.
     - An M-BEIR candidate pool: `did`, `txt`, `img_path`, the latter relative to the folder that holds `cand_pool`.
 
     Raises:
@@ -154,7 +159,7 @@ def _read_csv(path: Path) -> Iterator[Item | BadItem]:
     # surrogateescape: an invalid byte affects one row only
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         header_line = file.readline()
-        delimiter = max(_DELIMITERS, key=lambda mark: len(_FIELDS & set(_header(header_line, mark))))
+        delimiter = max(_DELIMITERS, key=lambda mark: len(CONTENT_COLUMNS & set(_header(header_line, mark))))
         header = _header(header_line, delimiter)
         _check_columns(path, header)
         rows = csv.reader(file, delimiter=delimiter, strict=True)
@@ -171,22 +176,65 @@ def _read_csv(path: Path) -> Iterator[Item | BadItem]:
                 reason = f"the row has {len(cells)} cells, the header {len(header)}. Put quotes around its text."
                 yield BadItem(place.id, f"{place}: {reason}")
             elif any(cells):
-                yield _from_row({name: _typed(name, cell) for name, cell in zip(header, cells, strict=False)}, place)
+                yield _from_row(
+                    {name: typed_cell(name, cell) for name, cell in zip(header, cells, strict=False)}, place
+                )
 
 
 def _header(line: str, delimiter: str) -> list[str]:
     return [_known(name) for name in next(csv.reader([line], delimiter=delimiter), [])]
 
 
-def _typed(name: str, cell: str) -> Any:
+def typed_cell(name: str, cell: str) -> Any:
     """Convert a metadata cell to a number or boolean if it is one, and an empty cell to None."""
     if not cell.strip():
         return None
-    if name in _FIELDS:
+    if name in CONTENT_COLUMNS:
         return cell
     if cell in ("true", "false") or (_NUMBER.fullmatch(cell) and math.isfinite(float(cell))):
         return json.loads(cell)
     return cell
+
+
+def _read_json(path: Path) -> Iterator[Item | BadItem]:
+    """Read a file that holds an array of objects, or one object per line."""
+    with open(path, "rb") as file:
+        beginning = file.read(_BEGINNING).decode("utf-8-sig", "replace").lstrip()
+    if beginning.startswith("["):
+        yield from _read_json_array(path)
+    elif path.suffix.lower() == ".json" and not _is_object(beginning.partition("\n")[0]):
+        raise BadData(
+            f"{printable(str(path))}: the file holds neither an array of objects, such as "
+            '[{"id": "a", "text": "..."}], nor one object per line. Write it in one of these ways.'
+        )
+    else:
+        yield from _read_jsonl(path)
+
+
+def _is_object(line: str) -> bool:
+    """Whether a line is an object; a line longer than a block counts as one if it begins like one."""
+    try:
+        return len(line) > _BEGINNING // 2 or isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _read_json_array(path: Path) -> Iterator[Item | BadItem]:
+    """Read the elements of an array one by one. What follows a syntax error cannot be read."""
+    root = _benchmark_root(path)
+    number = 0
+    # surrogateescape: an invalid byte affects one element only
+    with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
+        try:
+            for number, row in enumerate(array_elements(file), 1):
+                yield _from_object(row, _Place(path, number), root)
+        except (ValueError, RecursionError) as error:
+            place = _Place(path, number + 1)
+            if number == 0:
+                raise BadData(f"{place}: the file is not a JSON array ({error}). Correct it.") from error
+            yield BadItem(
+                place.id, f"{place} and all rows after it cannot be read: the file is not JSON ({error}). Correct it."
+            )
 
 
 def _read_jsonl(path: Path) -> Iterator[Item | BadItem]:
@@ -201,12 +249,16 @@ def _read_jsonl(path: Path) -> Iterator[Item | BadItem]:
             except (ValueError, RecursionError) as error:
                 yield BadItem(place.id, f"{place}: the line is not JSON ({error}). Correct it.")
                 continue
-            if not isinstance(row, dict):
-                yield BadItem(place.id, f'{place}: the line must be an object such as {{"id": "a", "text": "..."}}.')
-            elif "did" in row and "id" not in row:
-                yield _from_row(_from_candidate(row), place, root)
-            else:
-                yield _from_row({_known(name): value for name, value in row.items()}, place)
+            yield _from_object(row, place, root)
+
+
+def _from_object(row: Any, place: _Place, root: Path) -> Item | BadItem:
+    """Convert a JSON value to an item."""
+    if not isinstance(row, dict):
+        return BadItem(place.id, f'{place}: there must be an object such as {{"id": "a", "text": "..."}}.')
+    if "did" in row and "id" not in row:
+        return _from_row(_from_candidate(row), place, root)
+    return _from_row({_known(name): value for name, value in row.items()}, place)
 
 
 def _from_candidate(row: dict[str, Any]) -> dict[str, Any]:
@@ -264,7 +316,7 @@ def _jsonable(name: str, value: Any) -> Any:
 
 def _known(name: str) -> str:
     """Normalise the name of a column: " Text" is text."""
-    return name.strip().lower() if name.strip().lower() in _FIELDS else name.strip()
+    return name.strip().lower() if name.strip().lower() in CONTENT_COLUMNS else name.strip()
 
 
 def _check_columns(path: Path, columns: list[str]) -> None:
@@ -329,7 +381,8 @@ def _checked(item: Item) -> Item:
 _TABLES = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
-    ".jsonl": _read_jsonl,
-    ".ndjson": _read_jsonl,
+    ".json": _read_json,
+    ".jsonl": _read_json,
+    ".ndjson": _read_json,
     ".parquet": _read_parquet,
 }

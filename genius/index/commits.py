@@ -44,11 +44,14 @@ class CompactReport:
         files_merged: Number of data files that were merged into others.
         versions_removed: Number of versions that were removed.
         bytes_removed: Disk space that was freed.
+        versions_kept: Number of older versions that were kept because they are younger than `keep`. The latest
+            version, which is always kept, is not counted.
     """
 
     files_merged: int
     versions_removed: int
     bytes_removed: int
+    versions_kept: int
 
 
 def create_dataset(folder: Path, header: Header) -> lance.LanceDataset:
@@ -120,7 +123,12 @@ def compact(dataset: lance.LanceDataset, keep: timedelta | None) -> tuple[lance.
         delete_unverified=True,
         error_if_tagged_old_versions=False,
     )
-    return changed, CompactReport(before - len(changed.get_fragments()), removed.old_versions, removed.bytes_removed)
+    return changed, CompactReport(
+        files_merged=before - len(changed.get_fragments()),
+        versions_removed=removed.old_versions,
+        bytes_removed=removed.bytes_removed,
+        versions_kept=len(changed.versions()) - 1,
+    )
 
 
 def merge_small(dataset: lance.LanceDataset) -> lance.LanceDataset | None:

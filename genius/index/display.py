@@ -7,6 +7,7 @@ from genius.data.items import Item, Modality
 from genius.errors import BadItem
 from genius.index.snapshot import Snapshot
 from genius.search.cards import Card, render_cards
+from genius.wording import counted
 
 _SAMPLE = 6  # items shown
 _NOUNS = {Modality.IMAGE: "image", Modality.TEXT: "text", Modality.IMAGE_TEXT: "pair"}
@@ -16,7 +17,7 @@ def index_html(path: Path, snapshot: Snapshot) -> str:
     """Render the facts about an index and its first items."""
     header = snapshot.header
     counts = {modality: len(snapshot.row_ids(f"modality = '{modality.label}'")) for modality in Modality}
-    held = [_count(count, _NOUNS[modality]) for modality, count in counts.items() if count]
+    held = [counted(count, _NOUNS[modality]) for modality, count in counts.items() if count]
     sizes = [f"{len(list(levels))} of {size}" for size, levels in groupby(header.sizes)]
     facts = {
         "holds": ", ".join(held) or "nothing yet",
@@ -27,11 +28,7 @@ def index_html(path: Path, snapshot: Snapshot) -> str:
         "can be filtered by": ", ".join(f"{name} ({type})" for name, type in snapshot.fields.items()) or "none",
     }
     cards = [Card(item, _modality(item)) for item in snapshot.items(limit=_SAMPLE)]
-    return render_cards(cards, f"{path.name}: {_count(len(snapshot), 'item')}", facts)
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + "s" * (count != 1)
+    return render_cards(cards, f"{path.name}: {counted(len(snapshot), 'item')}", facts)
 
 
 def _modality(item: Item) -> Modality | None:

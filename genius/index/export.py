@@ -1,4 +1,4 @@
-"""Export: write the items of an index to JSONL, Parquet or an M-BEIR candidate pool.
+"""Export: write the items of an index to CSV, JSONL, Parquet or an M-BEIR candidate pool.
 
 Items are read and written a few at a time. The result appears under its name only when it is complete.
 """
@@ -18,17 +18,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from genius.data.csv_writer import CsvWriter
 from genius.data.images import FORMATS as IMAGE_FORMATS
 from genius.data.items import Item
 from genius.errors import BadData, BadIndex, BadItem, GeniusError
-from genius.index.snapshot import Snapshot
+from genius.index.snapshot import Snapshot, Unreadable
+from genius.index.storage import metadata_fields
 from genius.runtime.progress import show_progress
 
-FORMATS = ("jsonl", "parquet", "mbeir")
+FORMATS = ("csv", "jsonl", "parquet", "mbeir")
 POOL = "cand_pool/global/mbeir_union_test_cand_pool.jsonl"
 """Path of the pool in an exported M-BEIR folder."""
 
-_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", "": "mbeir"}
+_SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", "": "mbeir"}
 _COLUMNS = ["id", "text", "image", "image_bytes", "metadata"]
 _ROWS = 256  # read together: each may hold an image
 _GROUP_ROWS, _GROUP_BYTES = 16_384, 64 << 20  # limits of a Parquet row group
@@ -56,23 +58,26 @@ def export(
     snapshot: Snapshot,
     path: str | os.PathLike[str],
     format: str | None = None,
+    where: str | None = None,
     copy_images: bool = False,
     progress: bool = False,
 ) -> ExportReport:
-    """Write all items to `path`, which must not exist. See `Index.export`."""
+    """Write items to `path`, which must not exist. See `Index.export`."""
     path = Path(path)
     chosen = format or _SUFFIXES.get(path.suffix.lower())
     if chosen not in FORMATS:
-        what = f"{path} does not end in .jsonl or .parquet" if format is None else f"There is no format {format!r}"
+        what = (
+            f"{path} does not end in .csv, .jsonl or .parquet" if format is None else f"There is no format {format!r}"
+        )
         raise GeniusError(f"{what}. Choose one of the formats {', '.join(FORMATS)}.")
-    for target in (path, _images_folder(path)) if chosen == "jsonl" else (path,):
+    for target in (path, _images_folder(path)) if chosen in ("csv", "jsonl") else (path,):
         if target.exists():
             raise BadData(f"{target} exists already. Choose another name, or remove it first.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
             unfinished = Path(folder, path.name)
-            report = _write(snapshot, unfinished, chosen, copy_images, progress)
+            report = _write(snapshot, unfinished, chosen, where, copy_images, progress)
             for made in sorted(Path(folder).iterdir(), key=lambda made: made == unfinished):  # the images first
                 os.replace(made, path.parent / made.name)
     except OSError as error:
@@ -83,19 +88,29 @@ def export(
 
 
 class _Writer(Protocol):
-    images: int  # written so far
+    @property
+    def images(self) -> int: ...  # written so far
 
     def write(self, row: dict[str, Any]) -> None: ...
 
     def close(self) -> None: ...
 
 
-def _write(snapshot: Snapshot, path: Path, format: str, copy_images: bool, progress: bool) -> ExportReport:
+def _writer(path: Path, format: str, fields: list[str]) -> _Writer:
+    if format == "parquet":
+        return _ParquetWriter(path)
+    return _CsvWriter(path, fields) if format == "csv" else _JsonWriter(path, format == "mbeir")
+
+
+def _write(
+    snapshot: Snapshot, path: Path, format: str, where: str | None, copy_images: bool, progress: bool
+) -> ExportReport:
     items = without_content = 0
     bad: list[BadItem] = []
-    writer: _Writer = _ParquetWriter(path) if format == "parquet" else _JsonWriter(path, format == "mbeir")
-    with closing(writer), show_progress("exporting", len(snapshot), progress) as advance:
-        for row in _rows(snapshot, copy_images, bad):
+    total = len(snapshot) if where is None else len(snapshot.row_ids(where))
+    writer = _writer(path, format, list(metadata_fields(snapshot.dataset, snapshot.header)))
+    with closing(writer), show_progress("exporting", total, progress) as advance:
+        for row in _rows(snapshot, where, copy_images, bad):
             has_content = any(row[name] is not None for name in ("text", "image", "image_bytes"))
             without_content += not has_content
             if has_content or format != "mbeir":
@@ -105,15 +120,15 @@ def _write(snapshot: Snapshot, path: Path, format: str, copy_images: bool, progr
     return ExportReport(items, writer.images, without_content, bad)
 
 
-def _rows(snapshot: Snapshot, copy_images: bool, bad: list[BadItem]) -> Iterator[dict[str, Any]]:
+def _rows(snapshot: Snapshot, where: str | None, copy_images: bool, bad: list[BadItem]) -> Iterator[dict[str, Any]]:
     """Yield the values of _COLUMNS for each item. `image_bytes` has the content of an image that is to be written."""
     try:
-        for batch in snapshot.dataset.to_batches(columns=_COLUMNS, batch_size=_ROWS):
+        for batch in snapshot.batches(_COLUMNS, where, _ROWS):
             for row in batch.to_pylist():
                 if copy_images and row["image"] is not None and row["image_bytes"] is None:
                     row["image_bytes"] = _read_image(row["id"], row["image"], bad)
                 yield row
-    except (OSError, ValueError) as error:
+    except Unreadable as error:
         raise BadIndex(
             f"Some items of {snapshot.folder} cannot be read. Run `genius index verify {snapshot.folder}`: it lists "
             "the damaged files and the commands that repair them."
@@ -128,21 +143,58 @@ def _read_image(id: str, path: str, bad: list[BadItem]) -> bytes | None:
         return None
 
 
+class _ImageFolder:
+    """A folder of images named by their hash, so that each is stored once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.count = 0
+        self._folder = folder
+
+    def save(self, image: bytes) -> str:
+        """Write an image; return its path relative to the parent of the folder."""
+        name = hashlib.blake2b(image, digest_size=16).hexdigest()
+        file = self._folder / name[:2] / f"{name[2:]}{_suffix(image)}"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(image)
+            self.count += 1
+        return file.relative_to(self._folder.parent).as_posix()
+
+
+class _CsvWriter:
+    """A CSV file, and a folder of images."""
+
+    def __init__(self, path: Path, fields: list[str]) -> None:
+        self._images = _ImageFolder(_images_folder(path))
+        self._file: IO[str] = open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
+        self._table = CsvWriter(self._file, fields)
+
+    @property
+    def images(self) -> int:
+        return self._images.count
+
+    def write(self, row: dict[str, Any]) -> None:
+        image = row["image"] if row["image_bytes"] is None else self._images.save(row["image_bytes"])
+        self._table.write(row["id"], row["text"], image, json.loads(row["metadata"]))
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class _JsonWriter:
-    """A file with one JSON object per line, and a folder of images named by their hash, so that each is stored once."""
+    """A file with one JSON object per line, and a folder of images."""
 
     def __init__(self, path: Path, mbeir: bool) -> None:
-        self.images = 0
         self._mbeir = mbeir
         file = path / POOL if mbeir else path
-        self._folder = path / "mbeir_images" if mbeir else _images_folder(path)
+        self._images = _ImageFolder(path / "mbeir_images" if mbeir else _images_folder(path))
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = open(file, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
 
     def write(self, row: dict[str, Any]) -> None:
         id, text, image, metadata = row["id"], row["text"], row["image"], json.loads(row["metadata"])
         if row["image_bytes"] is not None:
-            image = self._save(row["image_bytes"])
+            image = self._images.save(row["image_bytes"])
         if self._mbeir:
             modality = Item(id, text, image).modality.label
             values = {"did": id, "txt": text, "img_path": image, "modality": modality, "src_content": None}
@@ -151,15 +203,9 @@ class _JsonWriter:
             values = {"id": id, "text": text, "image": image, "metadata": metadata}
         self._file.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
 
-    def _save(self, image: bytes) -> str:
-        """Write an image; return its path relative to the parent of the folder."""
-        name = hashlib.blake2b(image, digest_size=16).hexdigest()
-        file = self._folder / name[:2] / f"{name[2:]}{_suffix(image)}"
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(image)
-            self.images += 1
-        return file.relative_to(self._folder.parent).as_posix()
+    @property
+    def images(self) -> int:
+        return self._images.count
 
     def close(self) -> None:
         self._file.close()

@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack, overload
 import lance
 import numpy as np
 
-from genius.data.items import Item, Modality, Query
+from genius.data.items import Item, Modality, QueryLike, to_queries
 from genius.encoders.base import Vectors
 from genius.errors import BadItem, GeniusError
 from genius.index.browse import code_page, coded_items
@@ -25,14 +25,15 @@ from genius.index.ingest import add_items
 from genius.index.query import answer_queries, read_hits, search_vectors
 from genius.index.reindex import reindex
 from genius.index.session import Session, Version
-from genius.index.snapshot import Snapshot, scan
+from genius.index.snapshot import Snapshot
 from genius.index.storage import ITEM_COLUMNS, Header, row_to_item
 from genius.index.vectors import add_vectors
 from genius.index.verify import IndexProblem, damaged_fragments, find_problems
 from genius.model.genius import Genius
-from genius.search.options import SearchKeywords, SearchOptions
-from genius.search.results import AddReport, CodedItem, CodePage, Hits, SearchResult, TopK
+from genius.search.options import SearchKeywords, SearchOptions, search_options, whole_number
+from genius.search.results import AddReport, CodedItem, CodePage, HitLists, Hits, SearchResult, TopK
 from genius.search.searcher import Searcher
+from genius.wording import counted
 
 
 class Index:
@@ -41,8 +42,12 @@ class Index:
     An open index reads one version: it sees what other processes write after `refresh` or after a write of its own. Any
     number of processes may read; writers take turns, commit by commit. Indexes may be used from many threads.
 
+    `len(index)` is the number of items, `"p1" in index` looks up an id, and iterating yields all items, read from disk
+    a block at a time.
+
     >>> index = Index.create("photos.genius", Genius.from_pretrained("mini"))  # doctest: +SKIP
     >>> index.add([Item("p1", image="cat.jpg"), Item("t1", text="How to groom a cat")])  # doctest: +SKIP
+    >>> index.search("a cat asleep on a sofa", k=10)  # doctest: +SKIP
     >>> index.search(Query(text="a cat asleep on a sofa", target="image"), k=10)  # doctest: +SKIP
     >>> index.search(Query(text="cat care"), where="lang = 'en' AND year >= 2000")  # doctest: +SKIP
     """
@@ -124,8 +129,11 @@ class Index:
     def __contains__(self, id: object) -> bool:
         return isinstance(id, str) and bool(self._session.read(lambda snapshot: snapshot.records([id], ["id"])))
 
+    def __iter__(self) -> Iterator[Item]:
+        return self.items()
+
     def __repr__(self) -> str:
-        return f"Index({str(self.path)!r}, {len(self)} items, model {self.header.model!r})"
+        return f"Index({str(self.path)!r}, {counted(len(self), 'item')}, model {self.header.model!r})"
 
     def _repr_html_(self) -> str:
         return self._session.read(lambda snapshot: index_html(self.path, snapshot))
@@ -133,20 +141,21 @@ class Index:
     # Search
 
     @overload
-    def search(self, query: Query, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> Hits: ...
+    def search(self, query: QueryLike, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> Hits: ...  # type: ignore[overload-overlap]
 
     @overload
     def search(
-        self, query: Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
-    ) -> list[Hits]: ...
+        self, query: Iterable[QueryLike], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+    ) -> HitLists: ...
 
     def search(
-        self, query: Query | Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
-    ) -> Hits | list[Hits]:
-        """Find the k best items for a query. A query with a target modality finds only items of that modality.
+        self, query: QueryLike | Iterable[QueryLike], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+    ) -> Hits | HitLists:
+        """Find the items for a query. A query with a target modality finds only items of that modality.
 
         Args:
-            query: One query, or a list of queries.
+            query: A `Query`, or only its content: a string is a text, also if a file has this name; a path object
+                (`pathlib.Path`), bytes or a PIL image is an image. Or a list of these.
             k: Number of hits per query. Fewer are returned only if the index, or the filter, has fewer items.
             **options: mode, beam, budget, where and ids: see `SearchOptions`. A filter `where` is SQL as Lance reads
                 it, over id, text, modality ("image", "text" or "image,text"), the metadata fields, and metadata, the
@@ -155,34 +164,30 @@ class Index:
                 item has no such value.
 
         Returns:
-            Hits, best first; for a list of queries, a list of Hits.
+            Hits, best first; for a list of queries, a list of Hits. Notebooks show both.
 
         Raises:
             GeniusError: An option or the filter is not valid.
         """
-        if isinstance(query, Query):
-            return self.answer(query, k, **options).hits
-        return [result.hits for result in self.answer(query, k, **options)]
+        results = self.answer(query, k, **options)
+        return results.hits if isinstance(results, SearchResult) else HitLists(result.hits for result in results)
 
     @overload
-    def answer(self, query: Query, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> SearchResult: ...
+    def answer(self, query: QueryLike, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> SearchResult: ...  # type: ignore[overload-overlap]
 
     @overload
     def answer(
-        self, query: Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+        self, query: Iterable[QueryLike], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> list[SearchResult]: ...
 
     def answer(
-        self, query: Query | Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+        self, query: QueryLike | Iterable[QueryLike], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> SearchResult | list[SearchResult]:
         """Like `search`, with the beams, the number of ranked items and the time of each stage."""
-        chosen = SearchOptions(k=k, **options)
-        queries = [query] if isinstance(query, Query) else list(query)
-        for one in queries:
-            if not isinstance(one, Query):
-                raise GeniusError(f"search takes a Query or a list of them, not {one!r}. Write Query(text=...).")
+        chosen = search_options(k, **options)
+        queries, single = to_queries(query)
         results = self._session.read(lambda snapshot: answer_queries(snapshot, queries, chosen))
-        return results[0] if isinstance(query, Query) else results
+        return results[0] if single else results
 
     def answer_vectors(
         self,
@@ -192,7 +197,7 @@ class Index:
         **options: Unpack[SearchKeywords],
     ) -> list[SearchResult]:
         """Like `answer`, for encoded queries. targets: the target modality of each."""
-        chosen = SearchOptions(k=k, **options)
+        chosen = search_options(k, **options)
         return self._session.read(
             lambda snapshot: read_hits(snapshot, search_vectors(snapshot, vectors, targets, chosen), {})
         )
@@ -208,7 +213,7 @@ class Index:
 
         A row keeps its number while this index is open, until the item is deleted, replaced or re-encoded.
         """
-        chosen = SearchOptions(k=k, **options)
+        chosen = search_options(k, **options)
         return self._session.read(lambda snapshot: search_vectors(snapshot, vectors, targets, chosen).top)
 
     def ids(self, rows: np.ndarray) -> list[str]:
@@ -236,18 +241,19 @@ class Index:
         items = [row_to_item(rows[one]) if one in rows else None for one in ids]
         return items[0] if isinstance(id, str) else items
 
-    def items(self) -> Iterator[Item]:
-        """All items, in the order in which they were added."""
-        for batch in scan(self.dataset, ITEM_COLUMNS, 1024):
+    def items(self, where: str | None = None) -> Iterator[Item]:
+        """All items, or those that pass a filter (see `search`), in the order of the index, read a block at a time.
+
+        The items are those of the version that is read when the first one is asked for.
+        """
+        for batch in self._session.snapshot.batches(ITEM_COLUMNS, where):
             yield from map(row_to_item, batch.to_pylist())
 
     def filter(self, where: str | None = None, limit: int | None = None, offset: int = 0) -> list[Item]:
         """The items that pass a filter (see `search`), in the order of the index: `limit` of them from `offset`."""
-        if limit is not None and limit < 1:
-            raise GeniusError(f"limit is {limit}; it must be at least 1.")
-        if offset < 0:
-            raise GeniusError(f"offset is {offset}; it must not be negative.")
-        return self._session.read(lambda snapshot: snapshot.items(where, limit, offset))
+        most = None if limit is None else whole_number("limit", limit, at_least=1)
+        start = whole_number("offset", offset, at_least=0)
+        return self._session.read(lambda snapshot: snapshot.items(where, most, start))
 
     def count(self, where: str | None = None) -> int:
         """Number of items that pass a filter (see `search`); without one, of all items."""
@@ -289,9 +295,8 @@ class Index:
         levels = len(self.header.sizes)
         if len(pattern) > levels:
             raise GeniusError(f"{len(pattern)} codes were given, but the IDs of this index have {levels}.")
-        if limit < 0 or offset < 0:
-            raise GeniusError(f"limit is {limit} and offset {offset}; they must not be negative.")
-        return self._session.read(lambda snapshot: code_page(snapshot, pattern, limit, offset))
+        most, start = whole_number("limit", limit, at_least=0), whole_number("offset", offset, at_least=0)
+        return self._session.read(lambda snapshot: code_page(snapshot, pattern, most, start))
 
     # Writing
 
@@ -344,13 +349,26 @@ class Index:
         """
         return add_vectors(self._session, ids, vectors, metadata, replace, on_commit)
 
-    def delete(self, ids: str | Iterable[str]) -> int:
-        """Delete the items with these ids and return their number. Unknown ids are ignored."""
-        chosen = [ids] if isinstance(ids, str) else list(ids)
-        if not chosen:
+    def delete(self, ids: str | Iterable[str] | None = None, *, where: str | None = None) -> int:
+        """Delete items by id, or all items that pass a filter, in one commit. `count(where)` tells how many these are.
+
+        Args:
+            ids: Ids of the items. Unknown ids are ignored.
+            where: A filter, see `search`.
+
+        Returns:
+            Number of deleted items.
+
+        Raises:
+            GeniusError: Neither `ids` nor `where` is given, or both, or the filter is not valid.
+        """
+        if (ids is None) == (where is None):
+            raise GeniusError("Give either ids or where, to say which items to delete.")
+        chosen = None if ids is None else [ids] if isinstance(ids, str) else list(ids)
+        if chosen == []:
             return 0
         with self._session.writing() as snapshot:
-            gone = snapshot.row_ids_of(chosen)
+            gone = snapshot.row_ids(where) if chosen is None else snapshot.row_ids_of(chosen)
             if len(gone):
                 self._session.change(gone)
         return len(gone)
@@ -411,22 +429,26 @@ class Index:
         format: str | None = None,
         copy_images: bool = False,
         progress: bool = False,
+        where: str | None = None,
     ) -> ExportReport:
-        """Write all items to a file or folder that does not exist yet. `genius index add` reads all formats.
+        """Write all items, or those that pass a filter, to a file or folder that does not exist yet.
 
-        Vectors are not exported; they can be computed again from the content.
+        `genius index add` reads all formats. Vectors are not exported; they can be computed again from the content.
 
         Args:
             path: File or folder to write.
-            format: By default, the suffix of `path` decides. "jsonl": one object per line with id, text, image and
-                metadata; images that the index stores go to the folder NAME_images. "parquet": columns id, text, image
-                (a struct of bytes and path) and metadata (JSON). "mbeir": a folder with a candidate pool and images;
-                metadata fields stand beside the fields of M-BEIR, unless they have the name of one.
+            format: By default, the suffix of `path` decides. "csv": the columns id, text and image, one for each
+                metadata field, and metadata, a JSON object with the values that have no column. "jsonl": one object per
+                line with id, text, image and metadata. Both put images that the index stores into the folder
+                NAME_images. "parquet": columns id, text, image (a struct of bytes and path) and metadata (JSON).
+                "mbeir": a folder with a candidate pool and images; metadata fields stand beside the fields of M-BEIR,
+                unless they have the name of one.
             copy_images: Copy images of which the index has only the path, so that the export can be moved.
             progress: Show a progress bar.
+            where: A filter, see `search`.
 
         Raises:
             BadData: The file exists already or cannot be written.
             BadIndex: Some items cannot be read.
         """
-        return export(self._session.snapshot, path, format, copy_images, progress)
+        return export(self._session.snapshot, path, format, where, copy_images, progress)

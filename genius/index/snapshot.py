@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from genius.data.items import Item
-from genius.errors import BadIndex
-from genius.index.filters import check_filter, filter_error
+from genius.errors import BadIndex, GeniusError
+from genius.index.filters import check_filter, filter_error, named_columns
 from genius.index.item_ids import ItemIds, to_strings
 from genius.index.lance_errors import lance_reason
 from genius.index.storage import (
@@ -39,6 +39,7 @@ from genius.search.searcher import AppendBuffer, Searcher
 
 FILTERS = 8  # filters whose searchers are kept
 READ = 65_536  # rows read at once
+BLOCK = 1024  # items read at once: each may hold an image
 MANY = 4096  # from this number of rows on, reading a whole column is faster than picking rows
 _NONE = np.zeros(0, np.int64)
 T = TypeVar("T")
@@ -202,17 +203,46 @@ class Snapshot:
         with reading(self.dataset):
             return [row_to_item(row) for row in read()]
 
+    def batches(self, columns: Sequence[str], where: str | None = None, size: int = BLOCK) -> Iterator[pa.RecordBatch]:
+        """Read columns of the rows that pass a filter, in the order of the index, `size` rows at a time."""
+        if where is None:
+            yield from scan(self.dataset, columns, size)
+            return
+        scanner = self._evaluate(
+            where,
+            lambda: self.dataset.scanner(columns=list(columns), filter=where, batch_size=size, scan_in_order=True),
+        )
+        batches = scanner.to_batches()
+        while (batch := self._evaluate(where, lambda: next(batches, None))) is not None:
+            yield batch
+
     def _evaluate(self, where: str, read: Callable[[], T]) -> T:
         """Check a filter and call `read`, which passes it to Lance."""
         check_filter(where, set(self.header.schema().names).difference(FILTER_COLUMNS))
         try:
             return read()
-        except OSError as error:
-            raise Unreadable(self.dataset, error) from error
-        except ValueError as error:
-            if "Not found" in str(error):  # a file, not a field
-                raise Unreadable(self.dataset, error) from error
-            raise filter_error(where, error, self.fields) from error
+        except (OSError, ValueError) as error:
+            raise self._at_fault(where, error) from error
+
+    def _at_fault(self, where: str, error: Exception) -> GeniusError:
+        """Find out whether a filter or the files caused an error: Lance's types and messages do not tell reliably."""
+        evaluation = self.dataset.scanner(columns=[], filter=where, with_row_id=True)
+        try:
+            evaluation.explain_plan()
+        except ValueError as refused:
+            return filter_error(where, refused, self.fields)
+        except OSError as failed:
+            return Unreadable(self.dataset, failed)
+        try:
+            evaluation.to_table()
+        except (OSError, ValueError) as failed:
+            try:
+                for _ in self.dataset.to_batches(columns=named_columns(where, self.dataset.schema.names)):
+                    pass
+            except (OSError, ValueError) as unreadable:
+                return Unreadable(self.dataset, unreadable)
+            return filter_error(where, failed, self.fields)
+        return Unreadable(self.dataset, error)  # the filter works, so other columns cannot be read
 
     # Item ids
 

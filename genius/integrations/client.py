@@ -5,18 +5,27 @@ pip install "genius-search[client]".
 """
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import sleep
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from genius.data.items import Item, Modality, Query
+from genius.data.items import Item, Modality, Query, QueryLike, to_queries
 from genius.errors import BadItem, GeniusError, MissingExtra
 from genius.integrations import wire
-from genius.integrations.wire import JobStatus, ServedIndex
+from genius.integrations.service_errors import (
+    NotAllowed,
+    NotFound,
+    ServiceBusy,
+    ServiceError,
+    Unreachable,
+    error_type,
+)
+from genius.integrations.wire import JobStatus, RemoteItem, ServedIndex
 from genius.search.options import SearchKeywords, SearchOptions
-from genius.search.results import AddReport, CodedItem, CodePage, Hit, Hits, SearchResult
+from genius.search.results import AddReport, CodedItem, CodePage, Hit, HitLists, Hits, SearchResult
+from genius.wording import counted
 
 try:
     import httpx
@@ -33,64 +42,23 @@ RETRIES = 5
 """Maximum number of repetitions of a request when the service is busy."""
 
 _THUMBNAIL_SIZE = 256
+_IMAGE_SIZE = 512  # of images that are fetched when they are read
+_PAGE = 200  # items of one request while iterating
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, GeniusError)
 T = TypeVar("T")
 
 
-class ServiceError(GeniusError):
-    """The service refused a request. The message is the service's own; `status` is the HTTP status."""
-
-    def __init__(self, message: str, status: int | None = None, code: str | None = None, field: str | None = None):
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.field = field
-
-
-class NotFound(ServiceError):
-    """The item, job or index does not exist."""
-
-
-class NotAllowed(ServiceError):
-    """The API key is missing, unknown, or does not permit this request."""
-
-
-class ServiceBusy(ServiceError):
-    """The service was overloaded in several attempts."""
-
-
-class Unreachable(ServiceError):
-    """The service did not respond, or the response is not from `genius serve`."""
-
-
-_ERRORS = {401: NotAllowed, 403: NotAllowed, 404: NotFound, 429: ServiceBusy, 503: ServiceBusy}
-
-
-class _RemoteHits(Hits):
-    """Hits that fetch thumbnails when a notebook displays them."""
-
-    def __init__(self, hits: Iterable[Hit], client: "Client") -> None:
-        super().__init__(hits)
-        self._client = client
-
-    def _repr_html_(self) -> str:
-        from genius.search.cards import MAX_CARDS  # loads numpy
-
-        try:
-            first: list[Hit] = self._client.with_images(self[:MAX_CARDS])
-        except (GeniusError, RuntimeError):  # the service has stopped, or the client is closed
-            first = self[:MAX_CARDS]
-        return Hits([*first, *self[MAX_CARDS:]])._repr_html_()
-
-
 class Client:
     """An index behind `genius serve`.
 
-    Images stay with the service: `item.image` is None in results; `image` and `with_images` fetch thumbnails.
-    Safe to use from several threads.
+    The service keeps the images and sends copies of at most 1,024 pixels: reading `hit.item.image` fetches one of 512
+    pixels as bytes; `image` and `with_images` fetch other sizes. `len(client)` counts the items, `"p1" in client` asks
+    for an id, and iterating yields all items, fetched page by page: items that are written meanwhile may be missed or
+    come twice. Safe to use from several threads.
 
     >>> with Client("http://127.0.0.1:8000") as client:  # doctest: +SKIP
+    ...     client.search("a cat asleep on a sofa", k=5)
     ...     client.search(Query(text="a cat asleep on a sofa", target="image"), k=5)
 
     Args:
@@ -139,39 +107,58 @@ class Client:
         """Close the connections."""
         self._http.close()
 
+    def __len__(self) -> int:
+        return self.count()
+
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self.get_coded(id) is not None
+
+    def __iter__(self) -> Iterator[Item]:
+        offset = 0
+        while page := self.filter(limit=_PAGE, offset=offset):
+            yield from page
+            offset += len(page)
+
     # Search
 
     @overload
-    def search(self, query: Query, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> Hits: ...
+    def search(self, query: QueryLike, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> Hits: ...  # type: ignore[overload-overlap]
 
     @overload
     def search(
-        self, query: Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
-    ) -> list[Hits]: ...
+        self, query: Iterable[QueryLike], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+    ) -> HitLists: ...
 
     def search(
-        self, query: Query | Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
-    ) -> Hits | list[Hits]:
+        self, query: QueryLike | Iterable[QueryLike], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+    ) -> Hits | HitLists:
         """Find the k best items for a query, or for each query of a list. See `Index.search`."""
-        if isinstance(query, Query):
-            return self._search(wire.query_body(query) | wire.options_body(k, options, explain=False)).hits
-        return [result.hits for result in self._search_batch(query, wire.options_body(k, options, explain=False))]
+        results, single = self._answers(query, wire.options_body(k, options, explain=False))
+        return results[0].hits if single else HitLists(result.hits for result in results)
 
     @overload
-    def answer(self, query: Query, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> SearchResult: ...
+    def answer(self, query: QueryLike, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> SearchResult: ...  # type: ignore[overload-overlap]
 
     @overload
     def answer(
-        self, query: Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+        self, query: Iterable[QueryLike], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> list[SearchResult]: ...
 
     def answer(
-        self, query: Query | Sequence[Query], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+        self, query: QueryLike | Iterable[QueryLike], k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> SearchResult | list[SearchResult]:
         """Like `search`, with beams, number of ranked candidates and time of each stage. See `Index.answer`."""
-        if isinstance(query, Query):
-            return self._search(wire.query_body(query) | wire.options_body(k, options, explain=True))
-        return self._search_batch(query, wire.options_body(k, options, explain=True))
+        results, single = self._answers(query, wire.options_body(k, options, explain=True))
+        return results[0] if single else results
+
+    def _answers(
+        self, query: QueryLike | Iterable[QueryLike], options: dict[str, Any]
+    ) -> tuple[list[SearchResult], bool]:
+        """One result per query, and whether a single query was given."""
+        queries, single = to_queries(query)
+        if single:
+            return [self._search(wire.query_body(queries[0]) | options)], True
+        return self._search_batch(queries, options), False
 
     def search_like(
         self,
@@ -191,22 +178,26 @@ class Client:
         return self._search(body | wire.options_body(k, options, explain=False)).hits
 
     def _search(self, body: dict[str, Any]) -> SearchResult:
-        return self._remote(self._json("POST", "/v1/search", wire.read_result, json=body))
+        return self._json("POST", "/v1/search", lambda got: wire.read_result(got, self._fetch), json=body)
 
     def _search_batch(self, queries: Sequence[Query], options: dict[str, Any]) -> list[SearchResult]:
         results: list[SearchResult] = []
         for bodies in wire.chunks(map(wire.query_body, queries), BATCH_QUERIES):
             body = {"queries": [query | options for query in bodies]}
             found = self._json(
-                "POST", "/v1/search/batch", lambda got: [*map(wire.read_result, got["answers"])], json=body
+                "POST",
+                "/v1/search/batch",
+                lambda got: [wire.read_result(one, self._fetch) for one in got["answers"]],
+                json=body,
             )
             if len(found) != len(bodies):
-                raise self._unexpected(f"{len(found)} answers to {len(bodies)} queries")
-            results += map(self._remote, found)
+                raise self._unexpected(f"{counted(len(found), 'answer')} to {counted(len(bodies), 'query', 'queries')}")
+            results += found
         return results
 
-    def _remote(self, result: SearchResult) -> SearchResult:
-        return replace(result, hits=_RemoteHits(result.hits, self))
+    def _fetch(self, id: str) -> bytes | None:
+        """The image of an item, for `RemoteItem`."""
+        return self.image(id, _IMAGE_SIZE)
 
     # Items
 
@@ -217,7 +208,7 @@ class Client:
     def get(self, id: list[str]) -> list[Item | None]: ...
 
     def get(self, id: str | list[str]) -> Item | list[Item | None] | None:
-        """Get the item with this id, without its image, or None. A list of ids gives a list."""
+        """Get the item with this id, or None. A list of ids gives a list."""
         if not isinstance(id, str):
             return [self.get(one) for one in id]
         found = self.get_coded(id)
@@ -225,7 +216,8 @@ class Client:
 
     def get_coded(self, id: str) -> CodedItem | None:
         """Get an item with its codes, or None."""
-        return self._if_found(lambda: self._json("GET", f"/v1/items/{wire.segment(id)}", wire.read_coded_item))
+        path = f"/v1/items/{wire.segment(id)}"
+        return self._if_found(lambda: self._json("GET", path, lambda got: wire.read_coded_item(got, self._fetch)))
 
     def filter(self, where: str | None = None, limit: int = 50, offset: int = 0) -> list[Item]:
         """List the items that match a filter, in the order of the index. See `Index.filter`."""
@@ -237,13 +229,14 @@ class Client:
 
     def _page(self, where: str | None, limit: int, offset: int) -> tuple[int, list[Item]]:
         params: dict[str, Any] = {"limit": limit, "offset": offset} | ({} if where is None else {"where": where})
-        return self._json("GET", "/v1/items", wire.read_page, params=params)
+        return self._json("GET", "/v1/items", lambda got: wire.read_page(got, self._fetch), params=params)
 
     def browse_codes(self, pattern: Sequence[int | None] = (), limit: int = 50, offset: int = 0) -> CodePage:
         """List the items whose codes start with `pattern` (None matches any code) and the codes that come next."""
         codes = "-".join("*" if code is None else str(code) for code in pattern)
         path = f"/v1/codes/{codes}" if codes else "/v1/codes"
-        return self._json("GET", path, wire.read_code_page, params={"limit": limit, "offset": offset})
+        params = {"limit": limit, "offset": offset}
+        return self._json("GET", path, lambda got: wire.read_code_page(got, self._fetch), params=params)
 
     def image(self, id: str, size: int = _THUMBNAIL_SIZE) -> bytes | None:
         """Get a thumbnail of an item's image as an image file, or None. `size` limits its sides, in pixels."""
@@ -254,9 +247,9 @@ class Client:
         """Return the same hits with their thumbnails, see `image`."""
 
         def with_image(hit: Hit) -> Hit:
-            if hit.modality is Modality.TEXT:
+            if not isinstance(hit.item, RemoteItem):
                 return hit
-            return replace(hit, item=replace(hit.item, image=self.image(hit.id, size)))
+            return replace(hit, item=hit.item.plain(self.image(hit.id, size)))
 
         with ThreadPoolExecutor(8) as pool:
             return Hits(pool.map(with_image, list(hits)))
@@ -273,8 +266,12 @@ class Client:
         path = f"/v1/items/{wire.segment(body.pop('id'))}"
         return self._json("PUT", path, lambda got: str(got["status"]), json=body)
 
-    def delete(self, ids: str | Iterable[str]) -> int:
-        """Delete items. Unknown ids are ignored. Returns the number of deleted items."""
+    def delete(self, ids: str | Iterable[str] | None = None, *, where: str | None = None) -> int:
+        """Delete items by id, or all that match a filter. Returns the number of deleted items. See `Index.delete`."""
+        if (ids is None) == (where is None):
+            raise GeniusError("Give either ids or where, to say which items to delete.")
+        if ids is None:
+            return self._json("DELETE", "/v1/items", lambda got: int(got["deleted"]), params={"where": where})
 
         def delete(id: str) -> bool:
             return self._if_found(lambda: self._send("DELETE", f"/v1/items/{wire.segment(id)}")) is not None
@@ -339,7 +336,7 @@ class Client:
         for job in finished:
             bad += job.bad
             if job.bad_count > len(job.bad):
-                bad.append(BadItem(f"job {job.id}", f"{job.bad_count - len(job.bad)} more items were refused."))
+                bad.append(BadItem(f"job {job.id}", f"{counted(job.bad_count - len(job.bad), 'more item')} refused."))
         return AddReport(
             added=sum(job.added + job.replaced for job in finished),
             replaced=sum(job.replaced for job in finished),
@@ -354,7 +351,7 @@ class Client:
             message = f"The service was restarted and lost job {id}. Repeat the call; stored items are skipped."
             raise NotFound(message, error.status, error.code) from error
         if job.state != "done":
-            message = f"Job {id} {job.state} after {job.done} of {job.items} items. {job.error or ''}"
+            message = f"Job {id} {job.state} after {job.done:,} of {counted(job.items, 'item')}. {job.error or ''}"
             raise ServiceError(message.strip())
         return job
 
@@ -414,7 +411,7 @@ class Client:
             message, code, field = str(problem["message"]), str(problem["code"]), problem.get("field")
         except _MALFORMED:
             return self._unexpected(f"status {status}", status)
-        return _ERRORS.get(status, ServiceError)(message, status, code, field)
+        return error_type(status)(message, status, code, field)
 
     def _unexpected(self, what: str, status: int | None = None) -> Unreachable:
         hint = "Check the address and the version of the service."

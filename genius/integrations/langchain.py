@@ -10,6 +10,7 @@ from typing import Any
 from genius.data.items import Query
 from genius.errors import GeniusError, MissingExtra
 from genius.integrations.sources import SearchSource, hit_metadata
+from genius.integrations.wire import RemoteItem
 from genius.search.options import SearchKeywords
 from genius.search.results import Hit
 
@@ -70,7 +71,8 @@ class GeniusRetriever(BaseRetriever):
 
 
 def _document(hit: Hit) -> Document:
-    image = {"image": hit.item.image} if isinstance(hit.item.image, str) else {}
+    remote = isinstance(hit.item, RemoteItem)  # reading its image would fetch it
+    image = {"image": hit.item.image} if not remote and isinstance(hit.item.image, str) else {}
     return Document(id=hit.id, page_content=hit.item.text or "", metadata=hit_metadata(hit) | image)
 
 

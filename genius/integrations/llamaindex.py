@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from genius.data.items import Modality, Query
 from genius.errors import MissingExtra
 from genius.integrations.sources import SearchSource, hit_metadata
+from genius.integrations.wire import RemoteItem
 from genius.search.options import SearchKeywords, SearchOptions
 from genius.search.results import Hit
 
@@ -84,7 +85,7 @@ class GeniusRetriever(BaseRetriever):
 
 
 def _node(hit: Hit) -> TextNode:
-    item = hit.item
+    item = hit.item.plain(None) if isinstance(hit.item, RemoteItem) else hit.item  # no image was asked for
     fields: dict[str, Any] = {
         "id_": hit.id,
         "text": item.text or "",

@@ -1,18 +1,63 @@
 """JSON of the HTTP service: bodies of requests, and responses as Python objects."""
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
 from genius.data.items import ImageSource, Item, Modality, Query
 from genius.errors import BadImage, BadItem, GeniusError
-from genius.search.options import SearchKeywords, SearchOptions
+from genius.search.options import SearchKeywords, search_options
 from genius.search.results import Branch, CodeChild, CodedItem, CodePage, Hit, Hits, SearchResult
 
 MAX_BYTES = 12_000_000
 """Maximum size of images and texts in one request. A single larger item is sent alone."""
+FetchImage = Callable[[str], bytes | None]
+"""Fetches the image of the item with an id."""
+
+
+class RemoteItem(Item):
+    """An item of a service that has an image. Reading `image` fetches it, once, as the bytes of an image file.
+
+    `repr` and comparisons do not fetch. A copy or a pickle is a plain `Item` with the image, if it was fetched before.
+    """
+
+    def __init__(self, id: str, text: str | None, metadata: dict[str, Any], fetch: FetchImage) -> None:
+        super().__init__(id, text, None, metadata)
+        del self.__dict__["image"]  # so that reading it calls the property
+        self.__dict__["_fetch"] = fetch
+
+    @cached_property
+    def image(self) -> bytes | None:
+        """The image as the service shows it; None if it is gone."""
+        fetched: bytes | None = self.__dict__["_fetch"](self.id)
+        return fetched
+
+    @property
+    def modality(self) -> Modality:
+        """Modality of the content, known without the image."""
+        return Item(self.id, self.text, b"not fetched").modality
+
+    def plain(self, image: ImageSource | None) -> Item:
+        """The same item with another image, or without one."""
+        return Item(self.id, self.text, image, self.metadata)
+
+    def __repr__(self) -> str:
+        image = "fetched when it is read" if "image" not in self.__dict__ else "fetched"
+        return f"RemoteItem(id={self.id!r}, text={self.text!r}, image=<{image}>, metadata={self.metadata!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RemoteItem):
+            return NotImplemented
+        return (self.id, self.text, self.metadata) == (other.id, other.text, other.metadata)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.text))
+
+    def __reduce__(self) -> tuple[type[Item], tuple[Any, ...]]:
+        return Item, (self.id, self.text, self.__dict__.get("image"), self.metadata)
 
 
 @dataclass(frozen=True)
@@ -67,8 +112,6 @@ class ServedIndex:
 
 def query_body(query: Query) -> dict[str, Any]:
     """JSON of a query, without search options."""
-    if not isinstance(query, Query):
-        raise GeniusError(f"search takes a Query or a list of them, not {query!r}. Write Query(text=...).")
     return {
         "text": query.text,
         "image": _base64(query.image),
@@ -79,7 +122,7 @@ def query_body(query: Query) -> dict[str, Any]:
 
 def options_body(k: int, options: SearchKeywords, explain: bool) -> dict[str, Any]:
     """JSON of search options."""
-    chosen = SearchOptions(k=k, **options)
+    chosen = search_options(k, **options)
     body = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
     return body | {"ids": None if chosen.ids is None else list(chosen.ids), "explain": explain}
 
@@ -141,25 +184,32 @@ def _base64(source: ImageSource | None) -> str | None:
 # Responses
 
 
-def read_item(got: Mapping[str, Any]) -> Item:
-    """An item without its image."""
-    return Item(got["id"], got.get("text"), None, got.get("metadata") or {})
+def read_item(got: Mapping[str, Any], fetch: FetchImage) -> Item:
+    """An item, whose image is fetched when it is read."""
+    id, text, metadata = got["id"], got.get("text"), got.get("metadata") or {}
+    return Item(id, text, None, metadata) if got.get("image_url") is None else RemoteItem(id, text, metadata, fetch)
 
 
-def read_coded_item(got: Mapping[str, Any]) -> CodedItem:
+def read_coded_item(got: Mapping[str, Any], fetch: FetchImage) -> CodedItem:
     """An item with its codes."""
-    return CodedItem(read_item(got), tuple(got["codes"]))
+    return CodedItem(read_item(got, fetch), tuple(got["codes"]))
 
 
-def read_page(got: Mapping[str, Any]) -> tuple[int, list[Item]]:
+def read_page(got: Mapping[str, Any], fetch: FetchImage) -> tuple[int, list[Item]]:
     """Total number of items, and the items of one page."""
-    return got["total"], [*map(read_item, got["items"])]
+    return got["total"], [read_item(one, fetch) for one in got["items"]]
 
 
-def read_result(got: Mapping[str, Any]) -> SearchResult:
+def read_result(got: Mapping[str, Any], fetch: FetchImage) -> SearchResult:
     """A search result."""
     hits = (
-        Hit(one["id"], float(one["score"]), Modality.parse(one["modality"]), tuple(one["codes"]), read_item(one))
+        Hit(
+            one["id"],
+            float(one["score"]),
+            Modality.parse(one["modality"]),
+            tuple(one["codes"]),
+            read_item(one, fetch),
+        )
         for one in got["hits"]
     )
     branches = (got.get("tree") or {"branches": []})["branches"]
@@ -171,10 +221,10 @@ def read_result(got: Mapping[str, Any]) -> SearchResult:
     )
 
 
-def read_code_page(got: Mapping[str, Any]) -> CodePage:
+def read_code_page(got: Mapping[str, Any], fetch: FetchImage) -> CodePage:
     """A page of the code tree."""
     children = [CodeChild(one["code"], one["items"], one["example"]["id"]) for one in got["children"]]
-    return CodePage(got["total"], got["ids"], children, [read_coded_item(one) for one in got["items"]])
+    return CodePage(got["total"], got["ids"], children, [read_coded_item(one, fetch) for one in got["items"]])
 
 
 def read_index(got: Mapping[str, Any]) -> ServedIndex:

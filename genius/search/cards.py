@@ -60,7 +60,7 @@ def render_cards(cards: Sequence[Card], title: str, facts: Mapping[str, str] | N
     Prefixes of codes that several cards share are coloured.
     """
     shared = shared_prefixes(card.codes for card in cards)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(max(8, os.cpu_count() or 1)) as pool:
         images = list(pool.map(_image, (card.item for card in cards)))
     lines = "".join(
         f'<div><span style="{_SOFT}">{escape(name)}:</span> <bdi>{_text(_cut(value, 400))}</bdi></div>'
@@ -121,14 +121,15 @@ def _value(value: object) -> str:
 
 
 def _image(item: Item) -> str:
-    if item.image is None:
-        return ""
     try:
-        data = thumbnail(item.image, _PIXELS)
+        source = item.image  # of a client: fetched now
+        if source is None:
+            return ""
+        data = thumbnail(source, _PIXELS)
     except Exception as error:  # one broken image must not hide the others
         return _gap(str(error))
-    source = f"data:image/webp;base64,{base64.b64encode(data).decode()}"
-    return f'<img src="{source}" alt="{_text(_cut(item.text or item.id, _SNIPPET))}" style="{_IMAGE}">'
+    url = f"data:image/webp;base64,{base64.b64encode(data).decode()}"
+    return f'<img src="{url}" alt="{_text(_cut(item.text or item.id, _SNIPPET))}" style="{_IMAGE}">'
 
 
 def _gap(reason: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Literal, TypedDict, get_args
+from typing import Literal, TypedDict, Unpack, get_args
 
 from genius.errors import GeniusError
 
@@ -38,13 +38,15 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         for name in ("k", "beam", "budget"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise GeniusError(f"{name} is {value!r}; it must be a whole number.")
-            if int(value) < 1:
-                raise GeniusError(f"{name} is {value}; it must be at least 1.")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), at_least=1))
         if isinstance(self.ids, str):
             raise GeniusError(f"ids is the string {self.ids!r}. Write a list of ids.")
+        if self.ids is not None and (
+            not isinstance(self.ids, Collection) or not all(isinstance(id, str) for id in self.ids)
+        ):
+            raise GeniusError("ids must be a list of strings.")
+        if self.where is not None and not isinstance(self.where, str):
+            raise GeniusError(f"where is {self.where!r}; it must be a string, such as \"lang = 'en'\".")
         if self.mode not in MODES:
             raise GeniusError(f"There is no search mode {self.mode!r}. Choose one of {', '.join(MODES)}.")
 
@@ -57,3 +59,31 @@ class SearchKeywords(TypedDict, total=False):
     budget: int
     where: str | None
     ids: Collection[str] | None
+
+
+def whole_number(name: str, value: object, at_least: int) -> int:
+    """Return a whole number, such as an int or one of numpy's, as an int.
+
+    Raises:
+        GeniusError: The value is not a whole number, or is too small.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise GeniusError(f"{name} is {value!r}; it must be a whole number.")
+    if int(value) < at_least:
+        raise GeniusError(f"{name} is {value}; it must be at least {at_least}.")
+    return int(value)
+
+
+def search_options(k: int, **options: Unpack[SearchKeywords]) -> SearchOptions:
+    """Build the options of a search from keyword arguments.
+
+    Raises:
+        GeniusError: An option does not exist, or its value is not valid.
+    """
+    for name in options:
+        if name in ("target", "instruction"):
+            raise GeniusError(f"{name} belongs to the query. Write Query(text=..., {name}={options[name]!r}).")  # type: ignore[literal-required]
+        if name not in SearchKeywords.__annotations__:
+            known = ", ".join(["k", *SearchKeywords.__annotations__])
+            raise GeniusError(f"A search has no option {name!r}. The options are {known}.")
+    return SearchOptions(k=k, **options)

@@ -5,10 +5,11 @@ Plain data without heavy imports. An index and a client of the service return th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, overload
 
 from genius.data.items import Item, Modality
 from genius.errors import BadItem
+from genius.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np  # a client of the service starts without it
@@ -37,14 +38,56 @@ class Hit:
 
 
 class Hits(list[Hit]):
-    """The hits of one query, best first. Notebooks show them as a grid of cards."""
+    """The hits of one query, best first. Notebooks show them, and slices of them, as a grid of cards."""
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Hit: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> "Hits": ...
+
+    def __getitem__(self, at: SupportsIndex | slice) -> "Hit | Hits":
+        return Hits(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
 
     def _repr_html_(self) -> str:
-        from genius.search.cards import MAX_CARDS, Card, render_cards  # loads numpy
+        from genius.search.cards import MAX_CARDS  # loads numpy
 
-        count = f"{len(self):,} hit{'s' * (len(self) != 1)}" if self else "Nothing was found."
-        title = f"{count}, the first {MAX_CARDS} shown" if len(self) > MAX_CARDS else count
-        return render_cards([Card(hit.item, hit.modality, hit.score, hit.codes) for hit in self[:MAX_CARDS]], title)
+        return self._html("", MAX_CARDS)
+
+    def _html(self, name: str, most: int) -> str:
+        """A grid of at most `most` cards. name: stands before the title."""
+        from genius.search.cards import Card, render_cards  # loads numpy
+
+        count = counted(len(self), "hit") if self else "Nothing was found."
+        title = f"{count}, the first {most:,} shown" if len(self) > most else count
+        return render_cards(
+            [Card(hit.item, hit.modality, hit.score, hit.codes) for hit in self[:most]], f"{name}{title}"
+        )
+
+
+class HitLists(list[Hits]):
+    """The hits of several queries, in the order of the queries. Notebooks show one grid of cards for each."""
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Hits: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> "HitLists": ...
+
+    def __getitem__(self, at: SupportsIndex | slice) -> "Hits | HitLists":
+        return HitLists(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
+
+    def _repr_html_(self) -> str:
+        from genius.search.cards import MAX_CARDS, render_cards  # loads numpy
+
+        if not self:
+            return render_cards([], "No queries.")
+        each = max(1, MAX_CARDS // len(self))
+        shown = [hits._html(f"Query {number:,}: ", each) for number, hits in enumerate(self[:MAX_CARDS], 1)]
+        rest = len(self) - len(shown)
+        if rest:
+            shown.append(render_cards([], f"... and {counted(rest, 'more query', 'more queries')}"))
+        return "".join(shown)
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,13 @@ class PutItemResponse(BaseModel):
     version: int = Field(description="Version of the index that holds the item.")
 
 
+class DeleteItemsResponse(BaseModel):
+    """Result of a deletion by filter."""
+
+    deleted: int = Field(description="Number of items that were deleted.")
+    version: int = Field(description="Version of the index without them.")
+
+
 class ItemListResponse(BaseModel):
     """A page of items."""
 

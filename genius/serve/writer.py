@@ -36,12 +36,13 @@ WriteStatus = Literal["created", "replaced", "unchanged"]
 
 @dataclass(eq=False)
 class _PendingWrite:
-    """A single write. Without an item, the item with this id is deleted."""
+    """A single write. Without an item, the item with this id is deleted; with a filter, the items that match it."""
 
     id: str
     item: Item | None
     size: int
     future: "asyncio.Future[Any]"
+    where: str | None = None
 
 
 class Writer:
@@ -93,6 +94,14 @@ class Writer:
         found: bool = await self._submit(id, None, len(id))
         return found
 
+    async def delete_where(self, where: str) -> tuple[int, int]:
+        """Delete the items that match a filter. Returns their number and the version without them.
+
+        Raises GeniusError for a bad filter, ServiceUnavailable.
+        """
+        deleted: tuple[int, int] = await self._submit("", None, len(where), where)
+        return deleted
+
     def add(self, items: Iterable[Item | BadItem], replace: bool = True) -> WriteJob:
         """Queue a bulk addition. Raises ServiceUnavailable."""
         with self._wake:
@@ -102,8 +111,8 @@ class Writer:
             self._wake.notify()
         return job
 
-    async def _submit(self, id: str, item: Item | None, size: int) -> Any:
-        write = _PendingWrite(id, item, size, asyncio.get_running_loop().create_future())
+    async def _submit(self, id: str, item: Item | None, size: int, where: str | None = None) -> Any:
+        write = _PendingWrite(id, item, size, asyncio.get_running_loop().create_future(), where)
         with self._wake:
             if self._closed:
                 raise ServiceUnavailable(NOT_READY)
@@ -141,6 +150,21 @@ class Writer:
             self._compact(idle)
 
     def _write(self, writes: list[_PendingWrite]) -> None:
+        """Write in order: what stands before a deletion by filter is written before it, so that it is seen by it."""
+        single: list[_PendingWrite] = []
+        for write in writes:
+            if write.where is None:
+                single.append(write)
+                continue
+            self._write_single(single)
+            single = []
+            if write.future.done():  # cancelled
+                self._budget.release(write.size)
+            else:
+                self._finish([write], [self._delete_where(write.where)])
+        self._write_single(single)
+
+    def _write_single(self, writes: list[_PendingWrite]) -> None:
         """One commit for all puts and one for all deletes; further rounds for ids that are written more than once."""
         rounds: list[tuple[list[_PendingWrite], list[_PendingWrite]]] = []
         seen: Counter[str] = Counter()
@@ -200,6 +224,18 @@ class Writer:
         self._commits += bool(deleted)
         self._on_write("deleted", deleted)
         return [id in existing for id in ids]
+
+    def _delete_where(self, where: str) -> tuple[int, int] | Exception:
+        try:
+            deleted = self._index.delete(where=where)
+            version = self._index.version
+        except Exception as error:
+            log_unexpected(error, "Items could not be deleted.")
+            self._on_write("failed", 1)
+            return error
+        self._commits += bool(deleted)
+        self._on_write("deleted", deleted)
+        return deleted, version
 
     def _existing(self, ids: list[str]) -> set[str]:
         """The ids that exist in the latest version."""

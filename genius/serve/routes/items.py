@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from genius.data.items import Item
@@ -11,7 +11,7 @@ from genius.search.results import CodedItem
 from genius.serve.bodies import FormPart, decode_text, form_values, read_body
 from genius.serve.examples import ADD_REQUESTS, ITEM_RESPONSE, PUT_REQUESTS
 from genius.serve.images import check_image
-from genius.serve.limits import MAX_ID
+from genius.serve.limits import MAX_ID, MAX_WHERE
 from genius.serve.openapi import request_body
 from genius.serve.problems import HttpProblem, quote_name
 from genius.serve.responses import json_response
@@ -28,6 +28,7 @@ from genius.serve.routes.dependencies import (
 from genius.serve.schemas import (
     AddItemsRequest,
     AddItemsResponse,
+    DeleteItemsResponse,
     ItemListResponse,
     ItemResponse,
     NewItemRequest,
@@ -50,6 +51,16 @@ ItemId = Annotated[
         pattern=r"\S",
         description="Id of the item. Slashes may be sent as they are or as %2F.",
         examples=["cats/grooming"],
+    ),
+]
+
+RequiredWhere = Annotated[
+    str,
+    Query(
+        max_length=MAX_WHERE,
+        pattern=r"\S",
+        description="Filter: an SQL condition. All items that match it are deleted.",
+        examples=["year < 2000"],
     ),
 ]
 
@@ -89,6 +100,22 @@ async def add_items(request: Request, served: ReadyIndex) -> Response:
     job = served.writer.add(items, body.replace)
     location = f"/v1/jobs/{job.id}"
     return json_response({"job": job.id, "items": len(items), "location": location}, 202, {"Location": location})
+
+
+@router.delete(
+    "/v1/items",
+    summary="Delete the items that match a filter.",
+    response_model=DeleteItemsResponse,
+    responses=errors(404, 422, 503),
+)
+async def delete_items(request: Request, served: ReadyIndex, where: RequiredWhere) -> Response:
+    """Returns when the items are deleted on the disk, in one commit.
+
+    `GET /v1/items` with the same filter tells beforehand how many there are (`total`). Without a filter nothing is
+    deleted.
+    """
+    deleted, version = await served.writer.delete_where(where)
+    return json_response({"deleted": deleted, "version": version})
 
 
 @router.get(

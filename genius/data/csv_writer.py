@@ -1,0 +1,52 @@
+"""Write items as CSV, so that `read_items` reads the same items."""
+
+import csv
+import json
+from collections.abc import Sequence
+from typing import IO, Any
+
+from genius.data.readers import CONTENT_COLUMNS, typed_cell
+
+
+class CsvWriter:
+    """A table with the columns id, text and image, one for each metadata field, and metadata.
+
+    A metadata value stands in the column of its field if `read_items` reads it there as it is. All others, such as
+    lists, and texts that look like numbers, stand in the column `metadata` as one JSON object.
+
+    Args:
+        file: A text file, open for writing with `newline=""`.
+        fields: Metadata fields that get a column.
+        first: Names of columns that stand before the others.
+    """
+
+    def __init__(self, file: IO[str], fields: Sequence[str], first: Sequence[str] = ()) -> None:
+        reserved = {*CONTENT_COLUMNS, *first}
+        self._fields = [name for name in dict.fromkeys(fields) if name not in reserved and _is_column(name)]
+        self._writer = csv.writer(file, lineterminator="\n")
+        self._writer.writerow([*first, "id", "text", "image", *self._fields, "metadata"])
+
+    def write(
+        self, id: str, text: str | None, image: str | None, metadata: dict[str, Any], first: Sequence[object] = ()
+    ) -> None:
+        """Write an item. first: the values of the first columns."""
+        cells = {name: _cell(metadata[name]) for name in self._fields if name in metadata}
+        own = {name for name, cell in cells.items() if _reads_as(name, cell, metadata[name])}
+        rest = {name: value for name, value in metadata.items() if name not in own}
+        shown = json.dumps(rest, ensure_ascii=False) if rest else ""
+        columns = [cells[name] if name in own else "" for name in self._fields]
+        self._writer.writerow([*first, id, text, image, *columns, shown])
+
+
+def _is_column(name: str) -> bool:
+    """Whether a header with this name is read as this name."""
+    return name == name.strip() and bool(name) and name.isprintable() and name.lower() not in CONTENT_COLUMNS
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _reads_as(name: str, cell: str, value: Any) -> bool:
+    read = typed_cell(name, cell)
+    return type(read) is type(value) and read == value
