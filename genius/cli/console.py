@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
@@ -97,15 +98,23 @@ def show_facts(facts: dict[str, str]) -> None:
     console = stdout()
     width = max(map(len, facts))
     for name, value in facts.items():
-        lines = wrap(console, Text(value), width + 2)
+        lines = wrap(console, value, width + 2)
         console.print(Text.assemble((f"{name:<{width}}  ", "bold"), lines[0]), soft_wrap=True)
         for line in lines[1:]:
             console.print(Text.assemble(" " * (width + 2), line), soft_wrap=True)
 
 
-def wrap(console: Console, text: Text, indent: int) -> list[Text]:
-    """Lines of a text that fit beside an indent. A word that is longer than a line is left whole."""
-    return list(text.wrap(console, max(20, console.width - indent), overflow="ignore")) or [Text()]
+def wrap(console: Console, text: str, indent: int) -> list[str]:
+    """Lines of a text that fit beside an indent. A word that is longer than a line is left whole, to be copied."""
+    width = console.width - indent
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and cell_len(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def print_json(value: Any) -> None:

@@ -123,7 +123,7 @@ def _add(index: "Index", items: Iterator["Item | BadItem"], replace: bool) -> No
     try:
         report = (index.upsert if replace else index.add)(items, progress=True)
     except KeyboardInterrupt:
-        complain(f"Interrupted. {counted(len(index), 'item')} safe in {index.path}; the same command adds the rest.")
+        complain(f"Interrupted. {len(index):,} items are safe in {index.path}; the same command adds the rest.")
         raise typer.Exit(130) from None
     _report(index, report, "added", time.perf_counter() - start)
 

@@ -119,7 +119,7 @@ def test_other_content_for_an_id_needs_upsert(run, path, table):
     result = run("index", "add", path, table)
     assert result.status == 2
     assert "1 unchanged" in result.out
-    assert "1 bad items, not added" in result.err
+    assert "1 bad item, not added" in result.err
     assert "upsert" in result.err
     result = run("index", "upsert", path, table)
     assert result.status == 0
@@ -157,7 +157,8 @@ def test_delete_names_what_is_not_there(run, path):
     assert run("index", "delete", path, "t0").status == 0
     result = run("index", "delete", path, "t1", "t7")
     assert result.status == 2
-    assert "1 deleted" in result.out
+    assert "1 item deleted" in result.out
+    assert "now holds 1 item." in result.out
     assert "t7: there is no item with this id" in result.err
     assert "t2" in Index.open(path)
     assert len(Index.open(path)) == 1
@@ -167,9 +168,23 @@ def test_delete_reads_ids_from_a_file(run, path, tmp_path):
     (tmp_path / "gone.txt").write_text("t0\nt2\n")
     result = run("index", "delete", path, "--ids-from", tmp_path / "gone.txt")
     assert result.status == 0
-    assert "2 deleted" in result.out
-    assert [item.id for item in Index.open(path).items()] == ["t1"]
-    assert "no id was given" in run("index", "delete", path).err
+    assert "2 items deleted" in result.out
+    assert [item.id for item in Index.open(path)] == ["t1"]
+    assert "nothing to delete" in run("index", "delete", path).err
+
+
+def test_delete_by_a_filter(run, path):
+    where = ("--where", "id IN ('t0', 't2')")
+    assert "2 items would be deleted" in run("index", "delete", path, *where, "--dry-run").out
+    assert "1 item would be deleted" in run("index", "delete", path, "t0", "--dry-run").out
+    assert len(Index.open(path)) == 3
+    assert "2 items deleted" in run("index", "delete", path, *where).out
+    assert [item.id for item in Index.open(path)] == ["t1"]
+    assert "0 items deleted" in run("index", "delete", path, *where).out
+    assert "exclude each other" in run("index", "delete", path, "t1", *where).err
+    result = run("index", "delete", path, "--where", "lang = en")
+    assert (result.status, len(Index.open(path))) == (1, 1)
+    assert "put quotes around it: 'en'" in result.err
 
 
 def test_get_shows_items_and_names_missing_ones(run, path, images):
@@ -194,12 +209,16 @@ def test_filter_shows_items_that_satisfy_a_condition(run, path, tmp_path):
     def found(*options: object) -> list[str]:
         return [item["id"] for item in json.loads(run("index", "filter", path, *options, "--json").out)]
 
-    assert found("year < 2000") == ["m0"]
-    assert found("lang = 'en'") == ["t0", "t1", "t2"]
-    assert found("lang = 'en'", "--limit", 2) == ["t0", "t1"]
-    assert "gatto" in run("index", "filter", path, "lang = 'it'").out
-    assert "No item matches" in run("index", "filter", path, "lang = 'fr'").out
-    result = run("index", "filter", path, "colour = 'red'")
+    assert found("--where", "year < 2000") == ["m0"]
+    assert found("--where", "lang = 'en'") == ["t0", "t1", "t2"]
+    assert found("--where", "lang = 'en'", "--limit", 2) == ["t0", "t1"]
+    assert found() == ["t0", "t1", "t2", "m0"]
+    assert "gatto" in run("index", "filter", path, "--where", "lang = 'it'").out
+    assert "No item matches" in run("index", "filter", path, "--where", "lang = 'fr'").out
+    result = run("index", "filter", path, "--limit", 3)
+    assert "first 3 of 4 items" in result.err
+    assert "gatto" not in result.out
+    result = run("index", "filter", path, "--where", "colour = 'red'")
     assert result.status == 1
     assert "The fields of this index are" in result.err
 
@@ -213,7 +232,7 @@ def test_older_versions_can_be_looked_at(run, path):
     assert run("index", "count", path).out == "1\n"
     assert run("index", "count", path, *at).out == "3\n"
     assert "cat number 0" in run("index", "get", path, "t0", *at).out
-    assert len(json.loads(run("index", "filter", path, "lang = 'en'", *at, "--json").out)) == 3
+    assert len(json.loads(run("index", "filter", path, "--where", "lang = 'en'", *at, "--json").out)) == 3
     assert json.loads(run("index", "info", path, *at, "--json").out)["items"] == 3
     hits = json.loads(run("search", path, "cat number 0", "--instruction", "", "--json", *at).out)
     assert hits[0]["id"] == "t0"
@@ -229,6 +248,7 @@ def test_compact_frees_what_old_versions_hold(run, path):
     result = run("index", "compact", path, "--keep", 0)
     assert result.status == 0
     assert "old versions removed" in result.out
+    assert "kept" not in result.out
     assert len(json.loads(run("index", "versions", path, "--json").out)) == 1
     assert run("index", "count", path).out == "2\n"
     assert run("index", "verify", path).status == 0
@@ -333,20 +353,29 @@ def test_verify_drops_what_cannot_be_read_when_told(run, path, tmp_path):
     assert "--drop-damaged" in result.err
     result = run("index", "verify", path, "--drop-damaged")
     assert result.status == 0
-    assert "1 items were removed" in result.out
+    assert "1 item removed" in result.out
     assert "in order: 3 items" in result.out
 
 
-def test_search_shows_a_table(run, path):
+def test_search_shows_a_card_for_each_hit(run, path):
     result = run("search", path, "cat number 0", "--instruction", "", "-k", "2")
     assert result.status == 0
-    best = result.out.splitlines()[3]
-    assert "t0" in best
-    assert "text" in best
-    assert "cat number 0" in best
-    codes = Index.open(path).codes[0]
-    assert " ".join(map(str, codes)) in best
-    assert "t2" not in result.out or "t1" not in result.out
+    lines = result.out.splitlines()
+    assert lines[:3] == ["1   1.000  text        t0", "    cat number 0", "    lang: en"]
+    assert [line[0] for line in lines if not line.startswith(" ")] == ["1", "2"]
+    codes = "codes: " + " ".join(map(str, Index.open(path).codes[0]))
+    assert codes not in result.out
+    assert codes in run("search", path, "cat number 0", "--instruction", "", "--codes").out
+
+
+def test_compact_says_why_versions_are_kept(run, path):
+    run("index", "delete", path, "t0")
+    result = run("index", "compact", path, "--keep", 7)
+    older = len(json.loads(run("index", "versions", path, "--json").out)) - 1
+    assert "0 old versions removed" in result.out
+    assert f"{older} older versions kept" in result.out
+    assert "younger than 7 days" in result.out
+    assert "--keep 0 removes them" in result.out
 
 
 def test_search_prints_json(run, path):
@@ -445,7 +474,7 @@ def test_every_command_names_a_missing_index(run, tmp_path, table):
         ("index", "upsert"): [table],
         ("index", "delete"): ["t1"],
         ("index", "get"): ["t1"],
-        ("index", "filter"): ["lang = 'en'"],
+        ("index", "filter"): ["--where", "lang = 'en'"],
         ("index", "export"): [tmp_path / "out.jsonl"],
         ("search",): ["cat"],
         **{("index", name): [] for name in ("count", "info", "versions", "verify", "reindex", "compact")},

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from genius.data.items import Item, Modality, Query, clean_text
+from genius.data.items import Item, Modality, Query, clean_text, to_queries, to_query
 from genius.errors import BadItem
 
 
@@ -184,3 +184,32 @@ def test_a_bad_item_says_the_same_in_another_process() -> None:
         "p1",
         "it is empty.",
     )
+
+
+def test_content_becomes_a_query(tmp_path):
+    file = tmp_path / "cat.jpg"
+    file.write_bytes(b"image")
+    image = Image.new("RGB", (2, 2))
+    given = Query(text="x", target="image")
+    assert to_query("a dog") == Query(text="a dog")
+    assert to_query(str(file)) == Query(text=str(file))  # a string is a text, whatever it names
+    assert to_query(file) == Query(image=file)
+    assert to_query(b"image") == Query(image=b"image")
+    assert to_query(image) == Query(image=image)
+    assert to_query(given) is given
+    assert to_queries("a dog") == ([Query(text="a dog")], True)
+    assert to_queries(file) == ([Query(image=file)], True)
+    for many in (["a dog", file, given], ("a dog", file, given), iter(["a dog", file, given])):
+        assert to_queries(many) == ([Query(text="a dog"), Query(image=file), given], False)
+    assert to_queries([]) == ([], False)
+
+
+@pytest.mark.parametrize("content", [5, None, {"text": "a dog"}, ["a", 5], [["a dog"]], object()])
+def test_other_content_is_refused(content):
+    with pytest.raises(BadItem, match="cannot be searched with"):
+        to_queries(content)
+
+
+def test_blank_content_is_refused():
+    with pytest.raises(BadItem, match="neither text nor an image"):
+        to_query(" ")

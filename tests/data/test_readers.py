@@ -3,6 +3,7 @@ import decimal
 import json
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from genius.data import json_array
 from genius.data.images import load_image
 from genius.data.items import Item, Modality
 from genius.data.mbeir import Candidate, Task
@@ -336,9 +338,11 @@ class TestParquet:
         assert "all rows after it cannot be read" in bad[-1].reason
 
 
-@pytest.mark.parametrize("name", ["film.mp4", "noextension", "list.json", "book.xlsx"])
+@pytest.mark.parametrize("name", ["film.mp4", "noextension", "list.xml", "book.xlsx"])
 def test_unknown_kind_is_refused_with_what_is_understood(tmp_path, name):
-    with pytest.raises(BadData, match=r"not supported.*folder of images.*\.csv, \.tsv, \.jsonl, \.parquet") as caught:
+    with pytest.raises(
+        BadData, match=r"not supported.*folder of images.*\.csv, \.tsv, \.json, \.jsonl, \.parquet"
+    ) as caught:
         read_items(write(tmp_path / name, b"something"))
     assert name in str(caught.value)
 
@@ -370,3 +374,65 @@ def test_any_text_survives_every_kind_of_table(tmp_path_factory, texts):
     pq.write_table(pa.table({"text": texts}), folder / "t.parquet")
     for name in ("t.csv", "t.jsonl", "t.parquet"):
         assert [item.text for item in good(folder / name)] == texts
+
+
+class TestJsonArrays:
+    ROWS: ClassVar = [{"id": f"r{n}", "text": f"text {n} ü", "n": n, "of": {"list": [1, "]", {}]}} for n in range(300)]
+
+    @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+    @pytest.mark.parametrize("indent", [None, 2])
+    @pytest.mark.parametrize("block", [1, 7, 1 << 16])
+    def test_an_array_is_read_as_lines_are(self, tmp_path, name, indent, block, monkeypatch):
+        monkeypatch.setattr(json_array, "_BLOCK", block)
+        write(tmp_path / "lines.jsonl", "\n".join(map(json.dumps, self.ROWS)).encode())
+        array = write(tmp_path / name, b"\xef\xbb\xbf \n" + json.dumps(self.ROWS, indent=indent).encode() + b"\n")
+        assert list(read_items(array)) == list(read_items(tmp_path / "lines.jsonl"))
+
+    def test_lines_in_a_json_file_are_read(self, tmp_path):
+        assert split(write(tmp_path / "a.json", b'{"id": "a", "text": "x"}\n{"id": "b", "text": "y"}'))[0] == ["a", "b"]
+
+    def test_candidates_of_mbeir_may_be_an_array(self, tmp_path):
+        (item,) = read_items(write(tmp_path / "a.json", b'[{"did": "9:1", "txt": "x", "img_path": null}]'))
+        assert (item.id, item.text) == ("9:1", "x")
+
+    def test_a_bad_element_does_not_stop_the_others(self, tmp_path):
+        ids, bad = split(
+            write(tmp_path / "a.json", b'[{"id": "a", "text": "x"}, 5, {"id": "b"}, {"id": "c", "text": "y"}]')
+        )
+        assert ids == ["a", "c"]
+        assert [one.id for one in bad] == ["a.json#2", "b"]
+        assert "must be an object" in bad[0].reason
+        assert "row 3" in bad[1].reason
+
+    @pytest.mark.parametrize(
+        "rest", [b"", b",", b", {", b" {}", b", {}] more", b", {} x", b", nul]", b",]", b", " + b"[" * 100_000]
+    )
+    def test_what_follows_a_syntax_error_is_reported(self, tmp_path, rest):
+        ids, bad = split(write(tmp_path / "a.json", b'[{"id": "a", "text": "x"}' + rest))
+        assert ids == ["a"]
+        assert "all rows after it cannot be read" in bad[-1].reason
+        assert "a.json, row" in bad[-1].reason
+
+    @pytest.mark.parametrize("content", [b"[", b"[nothing]", b"[,]", b"[nul"])
+    def test_a_file_that_is_no_array_is_refused(self, tmp_path, content):
+        with pytest.raises(BadData, match=r"a\.json, row 1: the file is not a JSON array"):
+            list(read_items(write(tmp_path / "a.json", content)))
+
+    def test_an_empty_array_has_no_items(self, tmp_path):
+        with pytest.raises(BadData, match="no items"):
+            read_items(write(tmp_path / "a.json", b" [ ] "))
+
+    @pytest.mark.parametrize("content", [b'{\n "items": []\n}', b"words", b'"text"', b"12"])
+    def test_other_json_is_refused(self, tmp_path, content):
+        with pytest.raises(BadData, match="neither an array of objects"):
+            read_items(write(tmp_path / "a.json", content))
+
+    def test_one_element_is_held_at_a_time(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(json_array, "_BLOCK", 1000)
+        monkeypatch.setattr(json_array, "MAX_ELEMENT", 5000)
+        rows = [{"id": str(n), "text": "x" * 500} for n in range(1000)]
+        assert len(split(write(tmp_path / "a.json", json.dumps(rows).encode()))[0]) == 1000
+        rows[500]["text"] = "x" * 20_000
+        ids, bad = split(write(tmp_path / "b.json", json.dumps(rows).encode()))
+        assert len(ids) == 500
+        assert "not complete after 5,000 characters" in bad[0].reason

@@ -18,7 +18,7 @@ from PIL import Image
 from genius.data.items import Item, Modality, Query
 from genius.index.index import Index
 from genius.search.cards import MAX_CARDS, shared_prefixes
-from genius.search.results import Hit, Hits
+from genius.search.results import Hit, HitLists, Hits
 
 VOID = {"img", "br", "hr"}
 TAGS = {"div", "span", "b", "bdi", "img"}
@@ -132,6 +132,22 @@ def test_an_index_shows_what_it_holds(index):
     assert "lang (text)" in page.text
     assert "year (number)" in page.text
     assert len(page.all("img")) == 2
+
+
+def test_slices_and_hits_of_many_queries_are_shown(index):
+    lists = index.search(["a cat", draw_image("red")], k=3)
+    page = well_formed(lists._repr_html_())
+    assert "Query 1: 3 hits" in page.text
+    assert "Query 2: 3 hits" in page.text
+    assert len(page.all("img")) == 4
+    assert "2 hits" in well_formed(lists[0][:2]._repr_html_()).text
+    assert "Query 2" not in well_formed(lists[:1]._repr_html_()).text
+    assert "No queries." in well_formed(index.search([])._repr_html_()).text
+    many = HitLists([Hits([hit("a"), hit("b")])] * (MAX_CARDS + 3))
+    shown = well_formed(many._repr_html_()).text
+    assert f"Query {MAX_CARDS}: 2 hits, the first 1 shown" in shown
+    assert "and 3 more queries" in shown
+    assert isinstance(lists[0][0], Hit)
 
 
 def test_an_empty_index_and_one_of_vectors_alone_are_shown_too(tmp_path):

@@ -78,7 +78,7 @@ def imported(source: Path, model: Genius, path: Path) -> Index:
 
 
 @pytest.mark.parametrize("copy_images", [False, True])
-@pytest.mark.parametrize("name", ["out.jsonl", "out.ndjson", "new folder/out.parquet"])
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.ndjson", "new folder/out.parquet"])
 def test_what_is_exported_comes_back_the_same(index, model, tmp_path, name, copy_images):
     before, expected = contents(index), answers(index)
     report = index.export(tmp_path / name, copy_images=copy_images)
@@ -167,14 +167,26 @@ def test_nothing_is_overwritten(index, tmp_path):
 
 
 def test_formats_that_are_not_known_are_named(index, tmp_path):
-    with pytest.raises(GeniusError, match=r"out\.csv does not end in .* jsonl, parquet, mbeir"):
-        index.export(tmp_path / "out.csv")
-    with pytest.raises(GeniusError, match="no format 'csv'"):
-        index.export(tmp_path / "out.csv", "csv")
-    assert index.export(tmp_path / "out.csv", "jsonl").items == len(index)
+    with pytest.raises(GeniusError, match=r"out\.xml does not end in .* csv, jsonl, parquet, mbeir"):
+        index.export(tmp_path / "out.xml")
+    with pytest.raises(GeniusError, match="no format 'xml'"):
+        index.export(tmp_path / "out.xml", "xml")
+    assert index.export(tmp_path / "out.xml", "jsonl").items == len(index)
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "bench"])
+def test_only_items_that_match_are_exported(index, tmp_path):
+    chosen = [item.id for item in index.filter("modality = 'text'")]
+    assert 0 < len(chosen) < len(index)
+    for name in ("out.csv", "out.jsonl", "out.parquet", "bench"):
+        assert index.export(tmp_path / name, where="modality = 'text'").items == len(chosen)
+        source = tmp_path / name if name != "bench" else tmp_path / name / POOL
+        assert [item.id for item in read_items(source)] == chosen
+    with pytest.raises(GeniusError, match="no field wings"):
+        index.export(tmp_path / "none.csv", where="wings = 2")
+    assert not (tmp_path / "none.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.parquet", "bench"])
 def test_a_broken_off_export_leaves_nothing(index, tmp_path, monkeypatch, name):
     before = sorted(tmp_path.iterdir())
     rows = genius.index.export._rows
@@ -197,7 +209,7 @@ def test_a_damaged_index_is_not_exported_in_part(index, tmp_path):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "bench"])
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out.parquet", "bench"])
 def test_memory_does_not_grow_with_the_index(model, tmp_path, monkeypatch, name):
     monkeypatch.setattr(genius.index.export, "_ROWS", 8)
     monkeypatch.setattr(genius.index.export, "_GROUP_BYTES", 1 << 20)

@@ -3,7 +3,14 @@
 import pytest
 
 from genius.errors import GeniusError
-from genius.index.filters import MAX_LENGTH, MAX_OPERATIONS, MAX_WILDCARDS, check_filter, filter_error
+from genius.index.filters import (
+    MAX_LENGTH,
+    MAX_OPERATIONS,
+    MAX_WILDCARDS,
+    check_filter,
+    filter_error,
+    named_columns,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +78,37 @@ def test_what_lance_says_becomes_a_sentence():
         "Invalid user input: No field named b. Valid fields are _rowid., /home/x/lance/scanner.rs:839:33"
     )
     assert str(filter_error("b = 1", error, {"id": "text", "shoe size": "number"})) == (
-        "The filter 'b = 1' cannot be used: No field named b. A filter compares fields with values, as in "
-        "\"lang = 'en' AND year >= 2000\". The fields of this index are id (text), `shoe size` (number)."
+        "The filter 'b = 1' cannot be used: there is no field b. The fields of this index are id (text), `shoe size` "
+        "(number)."
     )
+
+
+@pytest.mark.parametrize(
+    ("where", "advice"),
+    [
+        ("lang = New York", "If New York is a value, put quotes around it: 'New York'."),
+        ("lang = en-GB", "If en-GB is a value, put quotes around it: 'en-GB'."),
+        ("lang IN (en-GB, de)", "If en-GB is a value, put quotes around it: 'en-GB'."),
+        ("lang LIKE e%", "If e% is a value, put quotes around it: 'e%'."),
+        ("name = O'Brien", "If O'Brien is a value, put quotes around it: 'O''Brien'."),
+        ("lang = ‘en’", "Use straight quotes: 'text'."),
+    ],
+)
+def test_unquoted_values_are_recognised(where, advice):
+    with pytest.raises(GeniusError) as caught:
+        check_filter(where)
+    assert advice in str(caught.value)
+
+
+def test_an_operator_that_is_not_allowed_is_not_taken_for_a_value():
+    with pytest.raises(GeniusError) as caught:
+        check_filter("lang = 'en' & year")
+    assert "put quotes" not in str(caught.value)
+
+
+def test_the_columns_that_a_filter_names():
+    assert named_columns("Lang = 'x' AND `shoe size` > 1", ["lang", "shoe size", "size", "x"]) == [
+        "lang",
+        "shoe size",
+        "x",
+    ]

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import pickle
 import socket
 import subprocess
 import sys
@@ -51,12 +52,12 @@ def served(paths: dict[str, Path], **limits: Any) -> Iterator[str]:
 
 
 def same(found: Hits, expected: list[Hit]) -> None:
-    """All but the images, which stay with the service; scores are rounded by batches and JSON."""
+    """All but the images, of which the service sends copies; scores are rounded by batches and JSON."""
     assert [hit.id for hit in found] == [hit.id for hit in expected]
     assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-4)
     for one, other in zip(found, expected, strict=True):
         assert (one.modality, one.codes, one.item.text) == (other.modality, other.codes, other.item.text)
-        assert (one.item.metadata, one.item.image) == (other.item.metadata, None)
+        assert (one.item.metadata, one.item.modality) == (other.item.metadata, other.item.modality)
 
 
 # The real service
@@ -149,7 +150,9 @@ def test_an_item_can_be_searched_with(client, index):
 
 def test_items_are_read_as_they_are(client, index):
     for given in drawn_items():
-        assert client.get(given.id) == Item(given.id, given.text, None, given.metadata)
+        found = client.get(given.id)
+        assert (found.id, found.text, found.metadata) == (given.id, given.text, given.metadata)
+        assert found.modality == given.modality
     assert client.get("no such") is None
     assert client.get(["text 0", "no such"]) == [index.get("text 0"), None]
     assert client.get_coded("text 0") == index.get_coded("text 0")
@@ -188,11 +191,87 @@ def test_images_are_fetched_small_when_asked_for(client):
 
 def test_a_notebook_shows_hits_with_images_from_the_service(client):
     assert client.search(Query(text="red circle"), k=42)._repr_html_().count("<img") == 32
-    client_of_no_one = Client("http://127.0.0.1:9")
-    hits = client_module._RemoteHits(client.search(Query(text="red circle"), k=3), client_of_no_one)
+    lists = client.search(["red circle", "blue star"], k=42)
+    assert [list._repr_html_().count("<img") for list in lists] == [32, 32]
+    shown = lists._repr_html_()
+    assert "Query 1: 42 hits, the first 25 shown" in shown
+    assert "Query 2: " in shown
+    hits = lists[0][:3]
     assert "3 hits" in hits._repr_html_()
-    many = client_module._RemoteHits(hits * 30, client_of_no_one)
-    assert "90 hits" in many._repr_html_()
+
+
+def test_a_notebook_shows_hits_without_images_if_the_service_is_gone(url):
+    with Client(url) as client:
+        hits = client.search("red circle", k=3)
+    assert "3 hits" in hits._repr_html_()
+    assert "closed" in hits._repr_html_()
+
+
+def test_hits_carry_images_that_are_fetched_when_they_are_read(url, monkeypatch):
+    fetched: list[str] = []
+    fetch = Client.image
+
+    def counting(self: Client, id: str, size: int = 256) -> bytes | None:
+        fetched.append(id)
+        return fetch(self, id, size)
+
+    monkeypatch.setattr(Client, "image", counting)
+    with Client(url) as client:
+        image, text = client.search(Query(text="red circle", target="image"), k=1)[0], client.get("text 0")
+        again = client.get(image.id)
+        assert (again == image.item, hash(again) == hash(image.item), "fetched when" in repr(again)) == (
+            True,
+            True,
+            True,
+        )
+        assert image.item.modality is Modality.IMAGE
+        assert text.image is None
+        assert fetched == []
+        data = image.item.image
+        assert Image.open(io.BytesIO(data)).size[0] > 0
+        assert image.item.image is data
+        assert fetched == [image.id]
+        copy = pickle.loads(pickle.dumps(image))  # noqa: S301
+        assert (type(copy.item), copy.item.image) == (Item, data)
+        assert client.search(image.item.image, k=1)[0].id == image.id
+        LangChainRetriever(source=client, search_kwargs={"k": 5}).invoke("red circle")
+        assert fetched == [image.id]
+
+
+def test_a_client_is_counted_and_iterated_like_an_index(client, index, monkeypatch):
+    monkeypatch.setattr(client_module, "_PAGE", 5)
+    assert len(client) == len(index)
+    assert [item.id for item in client] == [item.id for item in index]
+    assert "text 0" in client
+    assert "no such" not in client
+    assert 5 not in client
+
+
+def test_strings_paths_bytes_and_images_are_queries(client, index, tmp_path):
+    (tmp_path / "red.png").write_bytes(RED)
+    same(client.search("a red circle"), index.search(Query(text="a red circle")))
+    for source in (tmp_path / "red.png", RED, Image.open(io.BytesIO(RED))):
+        same(client.search(source), index.search(Query(image=RED)))
+    mixed = ["a red circle", tmp_path / "red.png", Query(text="star", target="text")]
+    for found, expected in zip(client.search(mixed), index.search(mixed), strict=True):
+        same(found, expected)
+    assert client.answer("a red circle", k=1).hits[0].id == index.answer("a red circle", k=1).hits[0].id
+
+
+def test_items_are_deleted_by_a_filter(writer):
+    writer.upsert(Item(f"where/{number}", f"Number {number}.", metadata={"wave": number}) for number in range(6))
+    before = len(writer)
+    assert writer.delete(where="starts_with(id, 'where/') AND wave >= 2") == 4
+    assert len(writer) == before - 4
+    assert writer.delete(where="starts_with(id, 'where/') AND wave >= 2") == 0
+    for arguments in ({}, {"ids": ["where/0"], "where": "wave = 0"}):
+        with pytest.raises(GeniusError, match="either ids or where"):
+            writer.delete(**arguments)
+    for where in ("", " ", "wings = 2", "wave = two"):
+        with pytest.raises(ServiceError) as caught:
+            writer.delete(where=where)
+        assert (caught.value.status, caught.value.field) == (422, "where")
+    assert len(writer) == before - 4
 
 
 def test_several_indexes_by_name(client, url):
@@ -229,10 +308,17 @@ def test_a_body_that_is_too_large_is_told_although_it_is_not_read(client):
 
 def test_bad_arguments_are_refused_before_anything_is_sent(tmp_path):
     client = Client("http://127.0.0.1:9")
-    with pytest.raises(GeniusError, match="takes a Query"):
-        client.search("words")
-    with pytest.raises(GeniusError, match="takes a Query"):
-        client.search(["words"])
+    for query in (5, None, {"text": "words"}, [["words"]], [5]):
+        with pytest.raises(GeniusError, match="cannot be searched with"):
+            client.search(query)
+    for options, sentence in (
+        ({"k": 1.5}, "k is 1.5; it must be a whole number"),
+        ({"beam": "3"}, "beam is '3'; it must be a whole number"),
+        ({"target": "image"}, "target belongs to the query"),
+        ({"size": 3}, "no option 'size'"),
+    ):
+        with pytest.raises(GeniusError, match=sentence):
+            client.search("words", **options)
     with pytest.raises(GeniusError, match="ids is the string"):
         client.search(Query(text="words"), ids="a")
     with pytest.raises(GeniusError, match="Only an Item"):
@@ -256,7 +342,7 @@ def test_an_item_is_written_found_and_deleted_whatever_its_id(writer, id):
     assert writer.put(item) == "created"
     assert writer.put(item) == "unchanged"
     assert writer.put(Item(id, "A violet hippopotamus!", RED)) == "replaced"
-    assert writer.get(id) == Item(id, "A violet hippopotamus!")
+    assert writer.get(id).text == "A violet hippopotamus!"
     assert writer.search(Query(text="a violet hippopotamus"), k=1)[0].id == id
     assert writer.image(id) is not None
     assert writer.delete([id, "no such"]) == 1

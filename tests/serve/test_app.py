@@ -394,6 +394,31 @@ def test_put_replace_and_delete(client):
     assert client.get("/v1/indexes").json()["indexes"][1]["items"] == before
 
 
+def test_delete_by_a_filter(client):
+    def total() -> int:
+        return client.get("/v1/items?index=scratch").json()["total"]
+
+    for number in range(4):
+        client.put(f"/v1/items/wave{number}?index=scratch", json={"text": "A wave", "metadata": {"wave": number}})
+    before = total()
+    for params in (
+        {},
+        {"where": ""},
+        {"where": " "},
+        {"where": "wave"},
+        {"where": "wings = 2"},
+        {"where": "x" * 10_001},
+    ):
+        error(client.delete("/v1/items", params={"index": "scratch"} | params), 422, "where")
+    error(client.delete("/v1/items/?index=scratch"), 404)
+    assert total() == before
+    gone = client.delete("/v1/items", params={"index": "scratch", "where": "wave >= 1"})
+    assert (gone.status_code, gone.json()["deleted"], total()) == (200, 3, before - 3)
+    again = client.delete("/v1/items", params={"index": "scratch", "where": "wave >= 1"})
+    assert again.json() == {"deleted": 0, "version": gone.json()["version"]}
+    assert client.delete("/v1/items/wave0?index=scratch").status_code == 204
+
+
 def test_put_as_a_form(client):
     files = {
         "image": ("../../evil.png", png("blue star"), "image/png"),
@@ -914,12 +939,12 @@ def test_pages_come_from_the_package_and_need_nothing_else(client):
 
 
 def test_methods_that_a_route_does_not_take(client):
-    for method, address in (("GET", "/v1/search"), ("POST", "/v1/items/a"), ("DELETE", "/v1/items"), ("PUT", "/")):
+    for method, address in (("GET", "/v1/search"), ("POST", "/v1/items/a"), ("PUT", "/v1/items"), ("PUT", "/")):
         answer = client.request(method, address, headers={"Origin": "http://127.0.0.1:8000"})
         error(answer, 405)
     for address, methods in (
         ("/v1/search", "POST"),
-        ("/v1/items", "GET, HEAD, POST"),
+        ("/v1/items", "DELETE, GET, HEAD, POST"),
         ("/v1/items/a", "DELETE, GET, HEAD, PUT"),
         ("/v1/jobs/a", "DELETE, GET, HEAD"),
         ("/", "GET, HEAD"),

@@ -125,6 +125,30 @@ def test_writes_to_one_item_happen_in_the_order_in_which_they_came() -> None:
     run(test)
 
 
+def test_a_deletion_by_filter_sees_what_came_before_it_and_nothing_after() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with writing(index) as one:
+            first = await held_up(one, index)
+            before = [put(one, "a", "old"), put(one, "b", "old"), put(one, "c", "new")]
+            await until(lambda: one.waiting == 3)
+            deletion = asyncio.create_task(one.delete_where("old"))
+            await until(lambda: one.waiting == 4)
+            after = put(one, "d", "old")
+            await until(lambda: one.waiting == 5)
+            index.gate.open()
+            await asyncio.gather(first, *before, after)
+            assert await deletion == (2, 4)
+            assert set(index.items) == {"first", "c", "d"}
+            assert await one.delete_where("nothing") == (0, 5)
+            index.failure = LOCKED
+            with pytest.raises(BadIndex):
+                await one.delete_where("old")
+            assert (await put(one, "e", "new"))[0] == "created"
+
+    run(test)
+
+
 @pytest.mark.parametrize("failure", [LOCKED, OSError("no space left")])
 def test_a_failure_is_told_to_those_it_concerns_and_the_service_goes_on(failure: Exception) -> None:
     async def test() -> None:

@@ -150,9 +150,12 @@ class FakeIndex:
             on_commit([item.id for item in written])
         return AddReport(len(written), unchanged, bad, replaced)
 
-    def delete(self, ids: list[str]) -> int:
+    def delete(self, ids: list[str] | None = None, *, where: str | None = None) -> int:
+        """A filter is the text of the items that it matches."""
         self.gate.pass_through()
         self._fail()
+        if ids is None:
+            ids = [id for id, item in self.items.items() if item.text == where]
         gone = [id for id in ids if self.items.pop(id, None) is not None]
         if gone:
             self._commit(gone)
