@@ -8,7 +8,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -365,6 +365,7 @@ cells = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0
 )
 
 
+@settings(deadline=None)
 @given(st.lists(cells, min_size=1, max_size=5))
 def test_any_text_survives_every_kind_of_table(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("tables")
