@@ -116,19 +116,19 @@ def shorten(text: str, most: int) -> str:
 def _show_card(console: Console, head: Text, item: "Item", codes: Sequence[int] = ()) -> None:
     """Prints a heading and, indented, the text, the file, the metadata and the codes."""
     most_text, most_value = (MAX_TEXT, MAX_VALUE) if console.is_terminal else (sys.maxsize, sys.maxsize)
-    lines = [(shorten(one_line(item.text or ""), most_text), "")]
     path = _path(item)
-    if path is not None:
-        lines.append((f"file: {one_line(_shown_path(path))}", "dim"))
-    elif item.image is not None:
-        lines.append(("image: stored in the index", "dim"))
+    image = "image: stored in the index" if item.image is not None else ""
     values = (f"{one_line(name)}: {shorten(_value(value), most_value)}" for name, value in item.metadata.items())
-    lines.append((" · ".join(values), "dim"))
-    lines.append((f"codes: {' '.join(map(str, codes))}" if codes else "", "dim"))
+    lines = [
+        *((part, "") for part in wrap(console, shorten(one_line(item.text or ""), most_text), INDENT)),
+        (image if path is None else f"file: {one_line(_shown_path(path))}", "dim"),  # not wrapped, to be copied
+        *((part, "dim") for part in wrap(console, " · ".join(values), INDENT)),
+        *((part, "dim") for part in wrap(console, f"codes: {' '.join(map(str, codes))}" if codes else "", INDENT)),
+    ]
     console.print(head, soft_wrap=True)
     for line, style in lines:
-        for part in wrap(console, line, INDENT) if line else ():
-            console.print(Text(" " * INDENT + part, style), soft_wrap=True)
+        if line:
+            console.print(Text(" " * INDENT + line, style), soft_wrap=True)
 
 
 def _print_csv(

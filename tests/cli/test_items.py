@@ -5,7 +5,7 @@ import io
 import re
 
 import pytest
-from fakes import tiny_model
+from fakes import draw_image, tiny_model
 
 from genius.cli.app import main
 from genius.cli.items import one_line, shorten
@@ -18,6 +18,7 @@ LONG_ID = "holiday 2021/lake-constance/" + "_".join(f"IMG{number:05}" for number
 PLACE = "Lake Constance, near the landing stage of the ferry to the island of the flowers"
 TEXT = " ".join(f"word{number}" for number in range(100))
 CODE = "7" * 90
+FILE = "a file with a name of many words, which a terminal of eighty columns would break.png"
 
 
 @pytest.fixture
@@ -30,7 +31,9 @@ def path(tmp_path, monkeypatch):
     model.source = "mini"
     index = Index.create(tmp_path / "a.genius", model)
     metadata = {"place": PLACE, "year": 2021, "tags": ["a", "b"], "code": CODE, "zip": "08001", "flag": True}
-    index.add([Item(LONG_ID, TEXT, metadata=metadata), Item("t1", "cat \x1b[31m\n number 1", metadata={"zip": "12"})])
+    file = tmp_path / FILE
+    draw_image("red").save(file)
+    index.add([Item(LONG_ID, TEXT, file, metadata), Item("t1", "cat \x1b[31m\n number 1", metadata={"zip": "12"})])
     return tmp_path / "a.genius"
 
 
@@ -63,10 +66,11 @@ def test_a_terminal_of_80_columns_shows_every_field(shown, path, command):
     assert sum(LONG_ID in line for line in lines) == 1  # not broken
     assert PLACE in " ".join(line.strip() for line in lines)
     assert CODE in out
+    assert sum(FILE in line for line in lines) == 1
     for value in ("year: 2021", 'tags: ["a", "b"]', "word1 word2", "cat \ufffd[31m number 1"):
         assert value in " ".join(line.strip() for line in lines)
     assert re.search(r"word\d+ …$", out, re.MULTILINE)
-    assert [line for line in lines if len(line) > 80 and LONG_ID not in line and CODE not in line] == []
+    assert [line for line in lines if len(line) > 80 and not any(long in line for long in (LONG_ID, CODE, FILE))] == []
 
 
 @pytest.mark.parametrize("command", LISTS)

@@ -72,7 +72,7 @@ def test_an_empty_index_answers_with_nothing(tmp_path: Path):
 
 
 def test_an_option_that_does_not_exist_is_refused(index):
-    with pytest.raises(TypeError, match="breadth"):
+    with pytest.raises(GeniusError, match="no option 'breadth'"):
         index.search(QUERIES[0], breadth=3)
 
 

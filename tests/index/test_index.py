@@ -635,12 +635,35 @@ def test_impossible_searches_are_refused(index):
         index.search(Query(text="cat"), k=0)
     with pytest.raises(GeniusError, match="no search mode 'best'"):
         index.search(Query(text="cat"), mode="best")
-    with pytest.raises(GeniusError, match=r"Write Query\(text=\.\.\.\)"):
-        index.search(["cat"])
-    with pytest.raises(GeniusError, match=r"Write Query\(text=\.\.\.\)"):
-        index.search("cat")
+    for content in (5, None, {"text": "cat"}, ["cat", 5]):
+        with pytest.raises(GeniusError, match="cannot be searched with"):
+            index.search(content)
+    for options in ({"k": 1.5}, {"k": True}, {"k": "3"}, {"beam": 2.0}, {"budget": None}):
+        with pytest.raises(GeniusError, match="must be a whole number"):
+            index.search("cat", **options)
+    for options in ({"limit": 1.5}, {"offset": "3"}, {"limit": True}):
+        with pytest.raises(GeniusError, match="must be a whole number"):
+            index.filter(**options)
+        with pytest.raises(GeniusError, match="must be a whole number"):
+            index.browse_codes(**options)
     with pytest.raises(BadItem, match="there is no such file"):
         index.search(Query(image="no/such/image.png"))
+
+
+def test_the_content_of_a_query_is_enough(index, tmp_path):
+    index.add([*texts(20), Item("red", image=draw_image("red"))])
+    file = tmp_path / "red.png"
+    draw_image("red").save(file)
+    assert index.search("cat", k=5) == index.search(Query(text="cat"), k=5)
+    assert index.search(str(file), k=5) == index.search(Query(text=str(file)), k=5)  # a string is a text
+    by_image = index.search(Query(image=file), k=5)
+    assert by_image[0].id == "red"
+    for content in (file, file.read_bytes(), draw_image("red")):
+        assert index.search(content, k=5) == by_image
+    mixed = index.search(["cat", file, Query(text="dog")], k=5)
+    assert mixed == [index.search("cat", k=5), by_image, index.search("dog", k=5)]
+    assert index.answer("cat", k=5).hits == index.search("cat", k=5)
+    assert [result.hits for result in index.answer(["cat"], k=5)] == [index.search("cat", k=5)]
 
 
 def test_without_embeddings_the_index_still_searches(tmp_path, model):
