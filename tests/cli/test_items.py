@@ -84,7 +84,7 @@ def test_nothing_is_cut_or_wrapped_in_a_pipe(shown, path, command):
 def test_tables_of_other_commands_are_not_wrapped_in_a_pipe(shown, path):
     facts = {line[:12].strip(): line[12:] for line in shown("index", "info", path, terminal=False).splitlines()}
     assert facts["fields"].count(",") == 4
-    assert facts["items"] == "2 (2 texts)"
+    assert facts["items"] == "2 (1 text, 1 pair)"
     assert "level of 3 codes, " in facts["IDs"]
 
 
