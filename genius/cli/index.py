@@ -400,8 +400,8 @@ def index_compact(
     removed = counted(report.versions_removed, "old version")
     say(f"{merged} merged, {removed} removed, {counted(report.bytes_removed, 'byte')} freed.")
     if report.versions_kept:
-        kept = f"{counted(report.versions_kept, 'older version')} kept, with the files that only older versions use"
-        say(f"{kept}: younger than {keep:g} {'day' if keep == 1 else 'days'}. --keep 0 removes them now.")
+        kept = counted(report.versions_kept, "older version")
+        say(f"Kept {kept}, younger than {keep:g} {'day' if keep == 1 else 'days'}; --keep 0 keeps only the latest.")
 
 
 @index_app.command(
@@ -428,7 +428,8 @@ def index_export(
 ) -> None:
     """Write items to a CSV, JSONL or Parquet file, or as an M-BEIR candidate pool."""
     report = open_index(path, version).export(target, format, copy_images, progress=True, where=where)
-    say(f"{counted(report.items, 'item')} written to {target}, with {counted(report.images, 'image')}.")
+    images = f", with {counted(report.images, 'image')}" if report.images else ""
+    say(f"{counted(report.items, 'item')} written to {target}{images}.")
     if report.without_content:
         say(f"{counted(report.without_content, 'item')} without text or image: added as vectors.")
     _show_bad(report.bad, "written without a copy of their image")

@@ -118,7 +118,8 @@ def _show_card(console: Console, head: Text, item: "Item", codes: Sequence[int] 
     most_text, most_value = (MAX_TEXT, MAX_VALUE) if console.is_terminal else (sys.maxsize, sys.maxsize)
     path = _path(item)
     image = "image: stored in the index" if item.image is not None else ""
-    values = (f"{one_line(name)}: {shorten(_value(value), most_value)}" for name, value in item.metadata.items())
+    # A field and the beginning of its value stay together: `wrap` breaks lines at ordinary spaces only.
+    values = (f"{one_line(name)}:\xa0{shorten(_value(value), most_value)}" for name, value in item.metadata.items())
     lines = [
         *((part, "") for part in wrap(console, shorten(one_line(item.text or ""), most_text), INDENT)),
         (image if path is None else f"file: {one_line(_shown_path(path))}", "dim"),  # not wrapped, to be copied
@@ -128,7 +129,7 @@ def _show_card(console: Console, head: Text, item: "Item", codes: Sequence[int] 
     console.print(head, soft_wrap=True)
     for line, style in lines:
         if line:
-            console.print(Text(" " * INDENT + line, style), soft_wrap=True)
+            console.print(Text(" " * INDENT + line.replace("\xa0", " "), style), soft_wrap=True)
 
 
 def _print_csv(

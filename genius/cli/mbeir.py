@@ -74,6 +74,7 @@ def _as_dict(found: "CheckReport") -> dict[str, object]:
 
 def _show(found: "CheckReport") -> None:
     for split in dict.fromkeys(row.split for row in found.rows):
+        say(f"{split} (in brackets: Table 1 of the supplement, rounded there)")
         stdout().print(_table(split, [row for row in found.rows if row.split == split]))
     for split, count in found.global_pools.items():
         say(f"Global pool of {split}: {counted(count, 'candidate')}.")
@@ -90,8 +91,7 @@ def _show(found: "CheckReport") -> None:
 
 
 def _table(split: str, rows: "list[TaskCounts]") -> Table:
-    title = f"{split} (in brackets: Table 1 of the supplement, rounded there)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("task", no_wrap=True)
     for name in ("queries", "relevant per query", "candidates"):
         table.add_column(name, justify="right")

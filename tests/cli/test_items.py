@@ -67,6 +67,7 @@ def test_a_terminal_of_80_columns_shows_every_field(shown, path, command):
     assert PLACE in " ".join(line.strip() for line in lines)
     assert CODE in out
     assert sum(FILE in line for line in lines) == 1
+    assert not [line for line in lines if re.search(r"(place|year|tags|code|zip|flag):$", line)]
     for value in ("year: 2021", 'tags: ["a", "b"]', "word1 word2", "cat \ufffd[31m number 1"):
         assert value in " ".join(line.strip() for line in lines)
     assert re.search(r"word\d+ …$", out, re.MULTILINE)
