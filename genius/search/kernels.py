@@ -7,6 +7,8 @@ the codes of each level start in an array over all codes. Numba compiles each ke
 import numpy as np
 from numba import njit
 
+from genius.runtime.compilation import compiled
+
 SCAN = 512  # children of larger nodes are looked up in `starts`; smaller nodes are scanned
 BINS = 2048  # histogram bins of `threshold`
 MANY = 2**32  # more than the number of nodes
@@ -15,7 +17,7 @@ COMPARED = 16  # `nearest` compares this many items by all codes for each item i
 ZERO = np.int64(0)  # a plain 0 has a type of its own, for which numba would compile functions again
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def first_beams(  # type: ignore[no-untyped-def]
     first_diff_level, levels, codes, roots, ends, nodes, count, scored, given, width, min_modality_ratio
 ):
@@ -58,7 +60,7 @@ def first_beams(  # type: ignore[no-untyped-def]
     return to_query[:end], to_row[:end], to_code[:end], to_lo[:end], to_hi[:end], to_score[:end], items, settled
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def expand_beams(  # type: ignore[no-untyped-def]
     codes, first_diff_level, starts, start_bounds, level, bounds, lo, hi, score, row, log_probs, head_log_probs,
     level_bounds, width, enough, fill, to_the_end,
@@ -113,7 +115,7 @@ def expand_beams(  # type: ignore[no-untyped-def]
     return to_query[:end], to_parent[:end], to_lo[:end], to_hi[:end], to_score[:end], few, settled, reached
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def expand_query(  # type: ignore[no-untyped-def]
     codes, first_diff_level, starts, start_bounds, level, lo, hi, score, row, log_probs, width, enough, fill
 ):
@@ -146,7 +148,7 @@ def expand_query(  # type: ignore[no-untyped-def]
     return to_parent, to_lo, to_hi, to_score, few, settled
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill_with_nearest(  # type: ignore[no-untyped-def]
     codes, first_diff_level, starts, start_bounds, roots, head_logits, level_bounds, lo, hi, score, items
 ):
@@ -174,7 +176,7 @@ def fill_with_nearest(  # type: ignore[no-untyped-def]
     return to_lo, to_hi, to_score
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(nogil=True, inline="always")
 def nearest(  # type: ignore[no-untyped-def]
     codes, first_diff_level, starts, start_bounds, lo, hi, head_logits, level_bounds, without_lo, without_hi, count
 ):
@@ -241,7 +243,7 @@ def nearest(  # type: ignore[no-untyped-def]
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def items_under(lo, hi):  # type: ignore[no-untyped-def]
     """Number of items under some nodes."""
     items = 0
@@ -250,7 +252,7 @@ def items_under(lo, hi):  # type: ignore[no-untyped-def]
     return items
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lower_bound(values, value):  # type: ignore[no-untyped-def]
     """The first index whose value is at least `value`. values: ascending."""
     low, high = 0, len(values)
@@ -263,7 +265,7 @@ def lower_bound(values, value):  # type: ignore[no-untyped-def]
     return low
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def children(first_diff_level, starts, start_bounds, level, lo, hi):  # type: ignore[no-untyped-def]
     """The children at `level` of some nodes: parent, lo and hi of each, grouped by parent."""
     kept = level + 1 < len(start_bounds)
@@ -293,7 +295,7 @@ def children(first_diff_level, starts, start_bounds, level, lo, hi):  # type: ig
     return parent[:end], child_lo[:end], child_hi[:end]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def top_sorted(score, lo, count):  # type: ignore[no-untyped-def]
     """Indices of the `count` highest scores, best first. Equal scores are ordered by `lo`."""
     best = top_heap(score, lo, count)
@@ -303,7 +305,7 @@ def top_sorted(score, lo, count):  # type: ignore[no-untyped-def]
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def top_heap(score, lo, count):  # type: ignore[no-untyped-def]
     """The indices of `top_sorted` as a heap with the worst at its root."""
     least = threshold(score, lo, lo, count, ZERO) if len(score) > count else -np.inf
@@ -321,7 +323,7 @@ def top_heap(score, lo, count):  # type: ignore[no-untyped-def]
     return best[:end]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def sift_down(heap, at, end, score, lo):  # type: ignore[no-untyped-def]
     """Move the element `at` down to its place in a heap."""
     moved = heap[at]
@@ -336,13 +338,13 @@ def sift_down(heap, at, end, score, lo):  # type: ignore[no-untyped-def]
     heap[at] = moved
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def is_worse(a, b, score, lo):  # type: ignore[no-untyped-def]
     """Whether a comes after b in the order of `top_sorted`."""
     return score[a] < score[b] or (score[a] == score[b] and lo[a] > lo[b])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def threshold(score, lo, hi, nodes, items):  # type: ignore[no-untyped-def]
     """A score that at least `nodes` nodes with at least `items` items reach, if there are enough, and few others.
 
@@ -364,7 +366,7 @@ def threshold(score, lo, hi, nodes, items):  # type: ignore[no-untyped-def]
     return low + at / scale - 1e-12 * (abs(low) + abs(high)) if scale else low
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def is_single_id(first_diff_level, levels, lo, hi):  # type: ignore[no-untyped-def]
     """Whether all items under a node share one ID."""
     at = lo + 1

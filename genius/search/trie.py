@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
+from genius.runtime.compilation import compiled
 
 BLOCK = 65_536  # rows reordered at once
 
@@ -247,7 +247,7 @@ def concatenate_ranges(lo: NDArray[np.integer], hi: NDArray[np.integer]) -> tupl
     return which, np.arange(len(which)) + (lo - before)[which]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def places(codes, order, new, rows):  # type: ignore[no-untyped-def]
     """Compiled binary search: the sorted positions (m,) before which new IDs (levels, m) of rows (m,) belong."""
     found = np.empty(len(rows), np.int64)
