@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,6 +172,27 @@ def named_indexes(given: list[str]) -> dict[str, Path]:
             raise BadIndex(f"{folder} is not an index. Create one with: genius index create {folder} SOURCE")
         paths[name] = Path(folder)
     return paths
+
+
+@contextmanager
+def signals_as_interrupts() -> Iterator[list[int]]:
+    """Lets SIGTERM and SIGHUP raise KeyboardInterrupt like Ctrl-C. Yields a list, to which a signal is appended."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP; nohup ignores it
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    changed = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, interrupt)
+    try:
+        yield received
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def lower_priority() -> None:

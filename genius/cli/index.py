@@ -1,6 +1,7 @@
 """The commands `genius index ...`."""
 
 import itertools
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from genius.cli.console import (
     read_ids,
     say,
     show_facts,
+    signals_as_interrupts,
     stdout,
 )
 from genius.cli.items import check_format, one_line, show_items, with_fields
@@ -67,7 +69,7 @@ RESUME = "Interrupted? Run the same command again: items that are in the index a
     epilog=examples(
         "genius index create photos.genius ~/Images",
         "genius index create news.genius articles.jsonl --codes-only",
-        notes=BAD_ITEMS,
+        notes=f"{RESUME}\n\n{BAD_ITEMS}",
     ),
 )
 def index_create(
@@ -82,14 +84,20 @@ def index_create(
     ] = False,
 ) -> None:
     """Create an index and add the items of SOURCE."""
-    from genius.index.index import Index
+    from genius.index.creation import creating
     from genius.model.genius import Genius
 
-    items = _read(sources or [])
-    index = Index.create(path, Genius.from_pretrained(model), embeddings=not codes_only, store_images=store_images)
-    say(f"Created {path} for the model {model}.")
-    if sources:
-        _add(index, items, replace=False)
+    given = sources or []
+    items = _read(given)
+    with creating(path, Genius.from_pretrained(model), given, not codes_only, store_images) as index:
+        if len(index):
+            say(f"The creation of {path} was interrupted at {len(index):,} items; adding the rest.")
+        else:
+            say(f"Created {path} for the model {model}.")
+        start = time.perf_counter()
+        report = _add(index, items, given, replace=False) if given else None
+    if report is not None:
+        _report(index, report, "added", time.perf_counter() - start)
 
 
 @index_app.command(
@@ -98,7 +106,7 @@ def index_create(
 )
 def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
     """Add new items to an index. Unchanged items are skipped; a changed item needs upsert."""
-    _add(open_index(path), _read(sources), replace=False)
+    _add_to(path, sources, replace=False)
 
 
 @index_app.command(
@@ -107,7 +115,7 @@ def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
 )
 def index_upsert(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
     """Add items to an index and replace those with the same id. Unchanged items are skipped."""
-    _add(open_index(path), _read(sources), replace=True)
+    _add_to(path, sources, replace=True)
 
 
 def _read(sources: list[Path]) -> Iterator["Item | BadItem"]:
@@ -117,15 +125,24 @@ def _read(sources: list[Path]) -> Iterator["Item | BadItem"]:
     return itertools.chain.from_iterable([read_items(source) for source in sources])
 
 
-def _add(index: "Index", items: Iterator["Item | BadItem"], replace: bool) -> NoReturn:
+def _add_to(path: Path, sources: list[Path], replace: bool) -> NoReturn:
+    index, items, start = open_index(path), _read(sources), time.perf_counter()
+    _report(index, _add(index, items, sources, replace), "added", time.perf_counter() - start)
+
+
+def _add(index: "Index", items: Iterator["Item | BadItem"], sources: list[Path], replace: bool) -> "AddReport":
+    from genius.data.readers import count_items
+
     lower_priority()
-    start = time.perf_counter()
-    try:
-        report = (index.upsert if replace else index.add)(items, progress=True)
-    except KeyboardInterrupt:
-        complain(f"Interrupted. {len(index):,} items are safe in {index.path}; the same command adds the rest.")
-        raise typer.Exit(130) from None
-    _report(index, report, "added", time.perf_counter() - start)
+    counts = [count_items(source) for source in sources]
+    total = None if None in counts else sum(filter(None, counts))
+    with signals_as_interrupts() as received:
+        try:
+            return (index.upsert if replace else index.add)(items, progress=True, total=total)
+        except KeyboardInterrupt:
+            index.refresh()
+            complain(f"Interrupted. {len(index):,} items are safe in {index.path}; the same command adds the rest.")
+            raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
 
 
 def _report(index: "Index", report: "AddReport", done: str, seconds: float) -> NoReturn:

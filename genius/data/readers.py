@@ -71,25 +71,54 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
     return chain([first], items)
 
 
+def count_items(path: str | os.PathLike[str]) -> int | None:
+    """Count what `read_items` yields without reading the items; None if that takes as long as reading them.
+
+    A file that changes meanwhile, or is damaged, can have more or fewer items.
+    """
+    path = Path(path)
+    count = _count_folder if path.is_dir() else _COUNTS.get(path.suffix.lower())
+    if count is None:
+        return 1 if path.suffix.lower() in _IMAGES else None
+    try:
+        return count(path)
+    except (OSError, ValueError, RecursionError, pa.ArrowException):  # reported by `read_items`
+        return None
+
+
 # Folders
 
 
-def _read_folder(root: Path) -> Iterator[Item | BadItem]:
-    """Yield images and texts below `root`, sorted by name. Hidden files and folders are ignored."""
-    unreadable: list[OSError] = []
+def _walk(root: Path, unreadable: list[OSError]) -> Iterator[tuple[Path, bool]]:
+    """Yield the files below `root` that are items, sorted by name, and whether each is an image."""
     for folder, subfolders, names in os.walk(root, onerror=unreadable.append):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
         with_image = {path.stem for path in paths if path.suffix.lower() in _IMAGES}
         for path in paths:
-            id = path.relative_to(root).as_posix()
             if path.suffix.lower() in _IMAGES:
-                yield _image_file(path, id)
+                yield path, True
             elif path.suffix.lower() == ".txt" and path.stem not in with_image:
-                try:
-                    yield _checked(Item(id, text=_side_text(path)))
-                except BadItem as bad:
-                    yield BadItem(printable(id), bad.reason)
+                yield path, False
+
+
+def _count_folder(root: Path) -> int:
+    unreadable: list[OSError] = []
+    return sum(1 for _ in _walk(root, unreadable)) + len(unreadable)
+
+
+def _read_folder(root: Path) -> Iterator[Item | BadItem]:
+    """Yield images and texts below `root`, sorted by name. Hidden files and folders are ignored."""
+    unreadable: list[OSError] = []
+    for path, is_image in _walk(root, unreadable):
+        id = path.relative_to(root).as_posix()
+        if is_image:
+            yield _image_file(path, id)
+            continue
+        try:
+            yield _checked(Item(id, text=_side_text(path)))
+        except BadItem as bad:
+            yield BadItem(printable(id), bad.reason)
     for error in unreadable:
         yield BadItem(
             printable(str(error.filename)), f"the folder cannot be read ({error.strerror}). Check its permissions."
@@ -153,32 +182,58 @@ class _Place:
         return f"{printable(self.file.name)}#{self.number}"
 
 
-def _read_csv(path: Path) -> Iterator[Item | BadItem]:
-    """Read a CSV file. Rows are numbered as in a spreadsheet: the header is row 1."""
+def _count_json(path: Path) -> int:
+    if _beginning(path).startswith("["):
+        with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
+            return sum(1 for _ in array_elements(file))
+    with open(path, "rb") as lines:
+        return sum(1 for line in lines if not line.isspace())
+
+
+def _count_parquet(path: Path) -> int:
+    return int(pq.read_metadata(path).num_rows)
+
+
+def _count_csv(path: Path) -> int:
+    return sum(1 for _ in _csv_rows(path)) - 1
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str] | csv.Error]]:
+    """Yield the header and the rows of a CSV file that are not empty, numbered as in a spreadsheet from 1 on."""
     csv.field_size_limit(max(csv.field_size_limit(), 1 << 24))  # the default is too small for long texts
     # surrogateescape: an invalid byte affects one row only
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         header_line = file.readline()
         delimiter = max(_DELIMITERS, key=lambda mark: len(CONTENT_COLUMNS & set(_header(header_line, mark))))
-        header = _header(header_line, delimiter)
-        _check_columns(path, header)
+        yield 1, _header(header_line, delimiter)
         rows = csv.reader(file, delimiter=delimiter, strict=True)
         for number in count(2):
-            place = _Place(path, number)
             try:
                 cells = next(rows)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield BadItem(place.id, f"{place}: the row is not valid CSV ({error}). Check its quotes.")
+                yield number, error
                 continue
-            if len(cells) > len(header):
-                reason = f"the row has {len(cells)} cells, the header {len(header)}. Put quotes around its text."
-                yield BadItem(place.id, f"{place}: {reason}")
-            elif any(cells):
-                yield _from_row(
-                    {name: typed_cell(name, cell) for name, cell in zip(header, cells, strict=False)}, place
-                )
+            if any(cells):
+                yield number, cells
+
+
+def _read_csv(path: Path) -> Iterator[Item | BadItem]:
+    """Read a CSV file."""
+    rows = _csv_rows(path)
+    header = next(rows)[1]
+    assert isinstance(header, list)
+    _check_columns(path, header)
+    for number, cells in rows:
+        place = _Place(path, number)
+        if isinstance(cells, csv.Error):
+            yield BadItem(place.id, f"{place}: the row is not valid CSV ({cells}). Check its quotes.")
+        elif len(cells) > len(header):
+            reason = f"the row has {len(cells)} cells, the header {len(header)}. Put quotes around its text."
+            yield BadItem(place.id, f"{place}: {reason}")
+        else:
+            yield _from_row({name: typed_cell(name, cell) for name, cell in zip(header, cells, strict=False)}, place)
 
 
 def _header(line: str, delimiter: str) -> list[str]:
@@ -198,8 +253,7 @@ def typed_cell(name: str, cell: str) -> Any:
 
 def _read_json(path: Path) -> Iterator[Item | BadItem]:
     """Read a file that holds an array of objects, or one object per line."""
-    with open(path, "rb") as file:
-        beginning = file.read(_BEGINNING).decode("utf-8-sig", "replace").lstrip()
+    beginning = _beginning(path)
     if beginning.startswith("["):
         yield from _read_json_array(path)
     elif path.suffix.lower() == ".json" and not _is_object(beginning.partition("\n")[0]):
@@ -209,6 +263,11 @@ def _read_json(path: Path) -> Iterator[Item | BadItem]:
         )
     else:
         yield from _read_jsonl(path)
+
+
+def _beginning(path: Path) -> str:
+    with open(path, "rb") as file:
+        return file.read(_BEGINNING).decode("utf-8-sig", "replace").lstrip()
 
 
 def _is_object(line: str) -> bool:
@@ -385,4 +444,12 @@ _TABLES = {
     ".jsonl": _read_json,
     ".ndjson": _read_json,
     ".parquet": _read_parquet,
+}
+_COUNTS = {
+    ".csv": _count_csv,
+    ".tsv": _count_csv,
+    ".json": _count_json,
+    ".jsonl": _count_json,
+    ".ndjson": _count_json,
+    ".parquet": _count_parquet,
 }

@@ -305,30 +305,37 @@ class Index:
         items: Iterable[Item | BadItem],
         progress: bool = False,
         on_commit: Callable[[list[str]], None] | None = None,
+        total: int | None = None,
     ) -> AddReport:
         """Add new items. Unchanged items are skipped, so repeating an interrupted call completes it.
 
         Args:
             items: Items, or a generator of any length. They are encoded batch by batch.
-            progress: Whether to show a progress bar.
-            on_commit: Called with the ids of each commit of about 2,000 items, once it is safe on disk.
+            progress: Whether to show a progress bar. It has a total if `items` has a length.
+            on_commit: Called with the ids of each commit, once it is safe on disk. Items are committed about 2,000 at
+                a time, or every 30 seconds.
+            total: Number of items for the progress bar, if they come from a generator.
 
         Returns:
             How many items were added. Items that cannot be read, or whose id is taken, are listed in `bad`.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C. What was encoded is committed; the attribute `report` counts it.
         """
-        return add_items(self._session, items, False, progress, on_commit)
+        return add_items(self._session, items, False, progress, on_commit, total)
 
     def upsert(
         self,
         items: Iterable[Item | BadItem],
         progress: bool = False,
         on_commit: Callable[[list[str]], None] | None = None,
+        total: int | None = None,
     ) -> AddReport:
         """Like `add`, but an item whose id is taken replaces the older one. The last item of an id wins.
 
         Only new text or a new image is encoded. A changed item moves to the end of the index.
         """
-        return add_items(self._session, items, True, progress, on_commit)
+        return add_items(self._session, items, True, progress, on_commit, total)
 
     def add_vectors(
         self,

@@ -1,15 +1,17 @@
 """Adding items to an index: read, compare with the stored items, encode, commit.
 
-Items are encoded in batches and committed some 2,000 at a time, so memory does not grow with the number of items.
-Unchanged items are not encoded again: to complete an interrupted call, repeat it.
+Items are encoded in batches and committed some 2,000 at a time, so memory does not grow with the number of items. Slow
+encoders commit every 30 seconds, and an interrupted call commits what it has encoded. Unchanged items are not encoded
+again: to complete an interrupted call, repeat it.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, compress
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import lance
 import numpy as np
@@ -38,6 +40,8 @@ BATCH = 128
 """Items that are encoded together."""
 COMMIT = 2048
 """Rows that are committed together. Every commit makes a file and a version."""
+COMMIT_SECONDS = 30.0
+"""Encoded rows are committed after this time, also if they are few."""
 NOT_FINITE = "its vector has values that are not finite (NaN). Check the image and the weights of the model."
 
 _COMPARED = ["hash", "metadata", "image"]
@@ -46,22 +50,41 @@ _TAKEN = "the index has another item with this id. Use upsert to replace it."
 OnCommit = Callable[[list[str]], None]
 
 
+class AddInterrupted(KeyboardInterrupt):
+    """Ctrl-C during an addition. All encoded items are committed; `report` counts them."""
+
+    def __init__(self, report: AddReport) -> None:
+        super().__init__(
+            f"Interrupted: {report.added:,} items were added and are safe. Repeat the call to add the rest."
+        )
+        self.report = report
+
+
 def add_items(
     session: Session,
     items: Iterable[Item | BadItem],
     replace: bool,
     progress: bool = False,
     on_commit: OnCommit | None = None,
+    total: int | None = None,
 ) -> AddReport:
     """Add items. An item whose id is taken replaces the stored one, or is refused. See `Index.add`."""
     session.prepare_writing()
     ingest = _Ingest(session, replace, on_commit)
-    total = len(items) if isinstance(items, Sequence) else None
+    if total is None and isinstance(items, Sized):
+        total = len(items)
     with ThreadPoolExecutor(os.cpu_count()) as pool, show_progress("indexing", total, progress) as advance:
-        for batch in _batches(items, BATCH):
-            ingest.add(batch, pool)
-            advance(len(batch), len(ingest.report.bad))
-        ingest.commit()
+        try:
+            for batch in _batches(items, BATCH):
+                ingest.add(batch, pool)
+                advance(len(batch), len(ingest.report.bad))
+            ingest.commit()
+        except KeyboardInterrupt:
+            ingest.commit()
+            raise AddInterrupted(ingest.report) from None
+        except Exception:  # also of the source of the items: what was encoded before is not lost
+            ingest.commit()
+            raise
     return ingest.report
 
 
@@ -121,6 +144,15 @@ class _NewRow:
     prepared: Prepared | None  # None if the stored vectors are still right
 
 
+class _EncodedBatch(NamedTuple):
+    """Rows on their way to the next commit."""
+
+    table: pa.Table
+    metadata: list[dict[str, Any]]
+    stored: dict[str, list[int]]  # row ids of the stored items with the same id
+    version: int  # in which these were looked up
+
+
 class _Ingest:
     """State of one `add_items` call: `add` encodes a batch, `commit` writes the encoded rows."""
 
@@ -132,11 +164,9 @@ class _Ingest:
         self._start_commit()
 
     def _start_commit(self) -> None:
-        self.tables: list[pa.Table] = []
-        self.metadata: list[dict[str, Any]] = []
+        self.encoded: list[_EncodedBatch] = []
         self.ids: set[str] = set()
-        self.stored: dict[str, list[int]] = {}
-        self.versions: set[int] = set()  # in which ids were looked up
+        self.since = time.monotonic()
 
     def add(self, batch: list[Item | BadItem], pool: ThreadPoolExecutor) -> None:
         """Read, compare and encode items with different ids."""
@@ -154,9 +184,8 @@ class _Ingest:
                 self.report.unchanged += 1
             else:
                 rows.append(row)
-        self.versions.add(snapshot.version)
         self._encode(rows, snapshot)
-        if len(self.ids) >= COMMIT:
+        if len(self.ids) >= COMMIT or time.monotonic() - self.since >= COMMIT_SECONDS:
             self.commit()
 
     def _prepare(
@@ -193,17 +222,27 @@ class _Ingest:
         kept = np.array([row.replaces[0] for row in rows if row.prepared is None], np.int64)
         vectors = with_stored_vectors(vectors, is_new, snapshot.dataset, kept)
         columns = {name: [row.values[name] for row in rows] for name in [*ITEM_COLUMNS, "hash"]}
-        self.tables.append(to_table(self.header, columns, vectors))
-        self.metadata += [row.metadata for row in rows]
+        table, metadata = to_table(self.header, columns, vectors), [row.metadata for row in rows]
+        stored = {row.values["id"]: row.replaces for row in rows if row.replaces}
         self.ids.update(columns["id"])
-        self.stored |= {row.values["id"]: row.replaces for row in rows if row.replaces}
+        # One operation: an interrupt leaves a batch here complete or not at all.
+        self.encoded.append(_EncodedBatch(table, metadata, stored, snapshot.version))
 
     def commit(self) -> None:
-        """Write the encoded rows."""
-        if self.ids:
-            version = self.versions.pop() if len(self.versions) == 1 else None
-            rows = EncodedRows(pa.concat_tables(self.tables), self.metadata, self.stored, version)
-            write(self.session, self.header, rows, self.replace, _COMPARED, self.report, self.on_commit)
+        """Write the encoded rows. After an error they are dropped, after an interrupt they can be committed again."""
+        try:
+            if any(len(batch.table) for batch in self.encoded):
+                versions = {batch.version for batch in self.encoded}
+                rows = EncodedRows(
+                    pa.concat_tables([batch.table for batch in self.encoded]),
+                    [one for batch in self.encoded for one in batch.metadata],
+                    {id: row_ids for batch in self.encoded for id, row_ids in batch.stored.items()},
+                    versions.pop() if len(versions) == 1 else None,
+                )
+                write(self.session, self.header, rows, self.replace, _COMPARED, self.report, self.on_commit)
+        except Exception:
+            self._start_commit()
+            raise
         self._start_commit()
 
 

@@ -39,6 +39,8 @@ from genius.index.storage import ITEMS, Header, field_columns, metadata_fields, 
 from genius.model.genius import Genius
 
 LOCK = "write.lock"
+UNFINISHED = "unfinished.json"
+"""In an index whose creation was interrupted, see `genius.index.creation`."""
 RETRIES = 5  # when another process removes files while they are read
 _NONE = np.zeros(0, np.int64)
 T = TypeVar("T")
@@ -237,17 +239,22 @@ def source_of(model: Genius) -> str | None:
     return os.path.abspath(model.source) if model.source and os.path.isdir(model.source) else model.source
 
 
+def is_index(folder: Path) -> bool:
+    """Whether a folder holds an index, of any state."""
+    manifests = folder / ITEMS / "_versions"
+    return manifests.is_dir() and any(manifests.glob("*.manifest"))
+
+
 def _check_free(folder: Path) -> None:
     """Refuse a folder that holds anything but the remains of an interrupted creation."""
     if not folder.exists():
         return
-    manifests = folder / ITEMS / "_versions"
-    if (
-        not folder.is_dir()
-        or any(entry.name not in (ITEMS, LOCK) for entry in folder.iterdir())
-        or (manifests.is_dir() and any(manifests.glob("*.manifest")))
-    ):
-        raise BadIndex(f"{folder} exists already and is not empty. Open it with Index.open, or choose another folder.")
+    if is_index(folder):
+        raise BadIndex(
+            f"{folder} is an index already. Add to it with `genius index add` or Index.open, or choose another folder."
+        )
+    if not folder.is_dir() or any(entry.name not in (ITEMS, LOCK, UNFINISHED) for entry in folder.iterdir()):
+        raise BadIndex(f"{folder} exists already and is not empty. Choose another folder.")
 
 
 def _keep_fresh(session: "weakref.ref[Session]", seconds: float) -> None:

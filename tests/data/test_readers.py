@@ -17,7 +17,7 @@ from genius.data.images import load_image
 from genius.data.items import Item, Modality
 from genius.data.mbeir import Candidate, Task
 from genius.data.mbeir_writer import write_global_pool, write_pool
-from genius.data.readers import read_items
+from genius.data.readers import count_items, read_items
 from genius.errors import BadData, BadImage, BadItem
 
 
@@ -27,14 +27,21 @@ def image(path: Path, colour: str = "red") -> Path:
     return path
 
 
-def good(path: Path) -> list[Item]:
+def read(path: Path) -> list[Item | BadItem]:
+    """Every source in these tests is also counted, except where the damage of a file ends the reading."""
     found = list(read_items(path))
+    assert count_items(path) == len(found) or "all rows after it" in str(found[-1])
+    return found
+
+
+def good(path: Path) -> list[Item]:
+    found = read(path)
     assert not [item for item in found if isinstance(item, BadItem)]
     return found
 
 
 def split(path: Path) -> tuple[list[str], list[BadItem]]:
-    found = list(read_items(path))
+    found = read(path)
     bad = [item for item in found if isinstance(item, BadItem)]
     assert all(str(item).encode() for item in bad)
     return [item.id for item in found if isinstance(item, Item)], bad

@@ -7,10 +7,10 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
+from fakes import tiny_model
 
 from genius import GeniusError, Index, Item, Query
 from genius.index.lance_errors import lance_reason
-from tests.support.fakes import tiny_model
 
 
 @pytest.mark.parametrize(

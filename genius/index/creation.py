@@ -1,0 +1,67 @@
+"""Creating an index from sources by a command that can be interrupted and repeated.
+
+A file in the folder of the index names the sources until all their items are in the index. The same command continues
+such an index; an index that is complete is not touched.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from genius.errors import BadIndex
+from genius.index.commits import writing_to
+from genius.index.index import Index
+from genius.index.session import UNFINISHED, is_index
+from genius.model.genius import Genius
+
+
+@contextmanager
+def creating(
+    path: Path, model: Genius, sources: Sequence[str | os.PathLike[str]], embeddings: bool, store_images: bool
+) -> Iterator[Index]:
+    """Create an index, or open the one that an interrupted call with the same arguments left.
+
+    The index counts as complete when the block ends without an exception.
+
+    Args:
+        path: Folder of the index.
+        model: The model that encodes items and queries.
+        sources: Files and folders whose items the block adds.
+        embeddings: Whether embeddings are stored.
+        store_images: Whether image files are copied.
+
+    Raises:
+        BadIndex: There is an index that is complete or was made of other sources, with another model or options.
+    """
+    named = [os.path.abspath(source) for source in sources]
+    mark = path / UNFINISHED
+    if is_index(path) and (mark.is_file() or Index.open(path).version == 1):  # version 1 never had an item
+        index = _continued(path, model, named, embeddings, store_images)
+    else:
+        index = Index.create(path, model, embeddings, store_images)
+    if sources:
+        with writing_to(path):
+            mark.write_text(json.dumps({"sources": named}), encoding="utf-8")
+    yield index
+    mark.unlink(missing_ok=True)
+
+
+def _continued(path: Path, model: Genius, named: list[str], embeddings: bool, store_images: bool) -> Index:
+    try:
+        before = json.loads((path / UNFINISHED).read_text(encoding="utf-8"))["sources"]
+    except (OSError, ValueError, KeyError, TypeError):  # interrupted before it was written
+        before = named
+    if before != named:
+        raise BadIndex(
+            f"{path} is unfinished: its creation from {', '.join(map(str, before))} was interrupted. Repeat that "
+            "command to continue, or delete the folder to start over."
+        )
+    index = Index.open(path, model)
+    if (index.header.embeddings, index.header.store_images) != (embeddings, store_images):
+        raise BadIndex(
+            f"{path} is unfinished, and was created with other options. Repeat the command with the same options to "
+            "continue, or delete the folder to start over."
+        )
+    return index
