@@ -98,18 +98,30 @@ def serve(
     )
     with listen(settings) as listener:
         settings = replace(settings, port=listener.getsockname()[1])
-        opened = {name: Index.open(path, refresh=settings.refresh) for name, path in paths.items()}
-        served = {name: HostedIndex(name, index, settings) for name, index in opened.items()}
+        served, failed = {}, []
+        for name, path in paths.items():
+            try:
+                served[name] = HostedIndex(name, Index.open(path, refresh=settings.refresh), settings)
+            except GeniusError as error:
+                if len(paths) == 1:
+                    raise
+                complain(f"The index {name} cannot be served. {error}")
+                failed.append(name)
+        app = create_app(served, settings, failed, default=next(iter(paths)))
+        loaded = app.state.served
 
         def announce() -> None:
-            _announce(opened, settings)
+            _announce({name: one.index for name, one in loaded.items()}, settings)
             if open_browser:
                 Thread(target=webbrowser.open, args=(address_of(settings),), daemon=True).start()
 
         def ready() -> bool:
-            return all(one.ready for one in served.values())
+            return bool(loaded) and all(one.ready for one in loaded.values())
 
-        run(create_app(served, settings), settings, listener, ready, announce, access_log=not quiet)
+        if served:
+            run(app, settings, listener, ready, announce, access_log=not quiet, failed=lambda: not loaded)
+    if not loaded:  # the reason is in the log
+        raise typer.Exit(1)
 
 
 def _origin(given: str) -> str:

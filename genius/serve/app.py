@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius import __version__
+from genius.errors import GeniusError
 from genius.serve import security
 from genius.serve.hosted import HostedIndex
 from genius.serve.images import Thumbnails
@@ -25,8 +26,17 @@ log = logging.getLogger("genius.serve")
 ROUTE_MODULES = (search, items, codes, images, jobs, indexes, status, pages)
 
 
-def create_app(served: Mapping[str, HostedIndex], settings: Settings) -> FastAPI:
-    """Create the app. The first index is the default of requests that name none."""
+def create_app(
+    served: Mapping[str, HostedIndex], settings: Settings, failed: Collection[str] = (), default: str | None = None
+) -> FastAPI:
+    """Create the app.
+
+    Args:
+        served: Indexes by name.
+        settings: Settings of the service.
+        failed: Names of indexes that could not be opened. Requests for them are answered with status 503.
+        default: Name of the index of requests that name none. Default: the first one.
+    """
     app = FastAPI(
         title="GENIUS search",
         version=__version__,
@@ -39,6 +49,8 @@ def create_app(served: Mapping[str, HostedIndex], settings: Settings) -> FastAPI
         lifespan=_lifespan,
     )
     app.state.served, app.state.settings = dict(served), settings
+    app.state.failed = set(failed)
+    app.state.default = next(iter(served), None) if default is None else default
     app.state.metrics, app.state.pools, app.state.thumbnails = Metrics(served), ThreadPools(), Thumbnails()
     app.state.routes = [route for module in ROUTE_MODULES for route in module.router.routes]
     for module in ROUTE_MODULES:
@@ -55,7 +67,7 @@ def create_app(served: Mapping[str, HostedIndex], settings: Settings) -> FastAPI
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start and stop the indexes. The service responds at once; each index is ready when it has loaded."""
     served: list[HostedIndex] = list(app.state.served.values())
-    starting = [asyncio.create_task(_start(one)) for one in served]
+    starting = [asyncio.create_task(_start(app, one)) for one in served]
     try:
         yield
     finally:
@@ -64,11 +76,19 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.pools.close()
 
 
-async def _start(one: HostedIndex) -> None:
+async def _start(app: FastAPI, one: HostedIndex) -> None:
+    """Start an index. One that cannot be loaded moves from `served` to `failed`; the others are served."""
     try:
         await asyncio.to_thread(one.start)
-    except Exception:  # the other indexes are served; /readyz reports this one
-        log.exception("The index %s cannot be served.", one.name)
+    except Exception as error:
+        log.error("The index %s cannot be served. %s", one.name, _sentence(error))
+        log.debug("Why %s cannot be served:", one.name, exc_info=error)
+        app.state.failed.add(one.name)
+        del app.state.served[one.name]
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, GeniusError) else f"Loading it failed with {type(error).__name__}: {error}"
 
 
 class HeadRequests:

@@ -317,10 +317,11 @@ class IndexListResponse(BaseModel):
 
 
 class ReadyResponse(BaseModel):
-    """Whether each index is ready."""
+    """Whether each index is ready. `failed` names those that cannot be loaded; the others are served."""
 
     ready: bool
     indexes: dict[str, bool]
+    failed: list[str]
 
 
 class HealthResponse(BaseModel):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -59,7 +60,7 @@ Permission = Literal["public", "read", "write"]
 
 
 def required_permission(method: str, path: str) -> Permission:
-    """The permission that a request needs. Unknown routes need "write"; "public" routes hold no data."""
+    """The permission that a request needs. Routes that are not listed need "write"; "public" ones hold no data."""
     if method in ("GET", "HEAD", "OPTIONS"):
         return "public" if path in PUBLIC or path.startswith(PUBLIC_FOLDERS) else "read"
     return "read" if method == "POST" and path in SEARCHES else "write"
@@ -251,6 +252,8 @@ class AccessControl(RequestCheck):
             refusal = self._check_rate(key if key is not None and can_read else _network(scope))
             if refusal:
                 return refusal
+        if not _is_routed(scope):  # answered with status 404 or 405, whatever the key
+            return None
         match required_permission(scope["method"], scope["path"]):
             case "write":
                 return self._check_write(key, can_read, can_write)
@@ -276,6 +279,13 @@ class AccessControl(RequestCheck):
         if settings.read_keys or not settings.loopback:
             return Refusal("key", 403, _NO_WRITE_KEY)
         return None
+
+
+def _is_routed(scope: Scope) -> bool:
+    """Whether a route takes the method and path. The routes are no secret: /docs lists them."""
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    routes: list[APIRoute] = scope["app"].state.routes
+    return any(method in route.methods and route.path_regex.match(scope["path"]) for route in routes)
 
 
 def _key_digest(scope: Scope) -> bytes | None:

@@ -38,15 +38,17 @@ def run(
     ready: Callable[[], bool] = lambda: True,
     announce: Callable[[], None] = lambda: None,
     access_log: bool = True,
+    failed: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish open requests within `shutdown_seconds` and return.
 
-    `announce` is called once, when connections are accepted and `ready` returns True.
+    `announce` is called once, when connections are accepted and `ready` returns True. The service also ends when
+    `failed` returns True.
     """
     _log_to_stderr()
     _raise_file_limit(2 * settings.max_connections)
     _limit_malloc_arenas()
-    Server(AccessLog(app) if access_log else app, settings, ready, announce).run(sockets=[listener])
+    Server(AccessLog(app) if access_log else app, settings, ready, announce, failed).run(sockets=[listener])
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -107,7 +109,12 @@ class Server(uvicorn.Server):
     """uvicorn's server, which announces when it is ready and returns normally after a signal."""
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, ready: Callable[[], bool], announce: Callable[[], None]
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        ready: Callable[[], bool],
+        announce: Callable[[], None],
+        failed: Callable[[], bool] = lambda: False,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -124,11 +131,12 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=settings.shutdown_seconds,  # type: ignore[arg-type]
         )
         super().__init__(config)
-        self._ready, self._announce = ready, announce
+        self._ready, self._announce, self._failed = ready, announce, failed
         self._announced = False
 
     async def on_tick(self, counter: int) -> bool:
-        """Announce once when ready."""
+        """Announce once when ready; end if there is nothing to serve."""
+        self.should_exit = self.should_exit or self._failed()
         if not self._announced and self._ready():
             self._announced = True
             gc.collect()

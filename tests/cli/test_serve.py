@@ -56,7 +56,9 @@ def run(capsys, monkeypatch):
     """Runs the command as the shell would; in place of the server, `calls` gets what it would be given."""
     calls: list[SimpleNamespace] = []
 
-    def instead(app: Any, settings: Settings, listener: Any, ready: Any, announce: Any, access_log: bool) -> None:
+    def instead(
+        app: Any, settings: Settings, listener: Any, ready: Any, announce: Any, access_log: bool, **more: Any
+    ) -> None:
         calls.append(SimpleNamespace(app=app, settings=settings, ready=ready, access_log=access_log))
         announce()
 
@@ -329,3 +331,42 @@ def answer_once(listener: socket.socket, status: int | None) -> None:
         assert connection.recv(1000).startswith(b"GET /healthz ")
         if status is not None:
             connection.sendall(f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode())
+
+
+def test_the_only_index_cannot_be_loaded(tmp_path):
+    """Its data files are cut off, which shows only when they are read."""
+    path = copy_index(tmp_path)
+    for file in path.glob("items.lance/data/*"):
+        file.write_bytes(file.read_bytes()[:100])
+    with running_server(path, ready=False) as server:
+        assert server.process.wait(120) == 1
+        log = server.log
+    assert "Traceback" not in log
+    assert "The index shapes cannot be served." in log
+    assert ".rs:" not in log
+
+
+def test_one_of_two_indexes_cannot_be_opened(tmp_path):
+    good, bad = copy_index(tmp_path), copy_index(tmp_path, "bad.genius")
+    for file in bad.glob("items.lance/_versions/*"):
+        file.write_bytes(b"damaged")
+    with running_server(bad, good) as server:
+        ready = httpx.get(f"{server.url}/readyz", trust_env=False)
+        assert (ready.status_code, ready.json()["failed"]) == (200, ["bad"])
+        for name, status in (("bad", 503), ("shapes", 200)):
+            answer = httpx.get(f"{server.url}/v1/items", params={"index": name}, trust_env=False)
+            assert answer.status_code == status
+        assert "The index bad cannot be served." in server.log
+        assert "Traceback" not in server.log
+
+
+def test_none_of_two_indexes_can_be_opened(tmp_path, run):
+    broken = []
+    for name in ("a.genius", "b.genius"):
+        broken.append(copy_index(tmp_path, name))
+        for file in broken[-1].glob("items.lance/_versions/*"):
+            file.write_bytes(b"damaged")
+    result = run(*map(str, broken))
+    assert result.status == 1
+    assert "The index a cannot be served." in " ".join(result.err.split())
+    assert "The index b cannot be served." in " ".join(result.err.split())

@@ -17,7 +17,18 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from serving import PATIENCE, copy_index, drawn_index, drawn_items, make_app, mini_model, png, running_server, service
+from serving import (
+    PATIENCE,
+    copy_index,
+    drawn_index,
+    drawn_items,
+    make_app,
+    mini_model,
+    png,
+    running_server,
+    service,
+    wait_until_ready,
+)
 
 from genius.data.items import Item, Query
 from genius.errors import BadIndex, BadItem, GeniusError
@@ -900,7 +911,10 @@ def test_the_service_answers_before_its_indexes_are_loaded():
         try:
             assert client.get("/healthz").json() == {"status": "ok"}
             ready = client.get("/readyz")
-            assert (ready.status_code, ready.json()) == (503, {"ready": False, "indexes": {"shapes": False}})
+            assert (ready.status_code, ready.json()) == (
+                503,
+                {"ready": False, "indexes": {"shapes": False}, "failed": []},
+            )
             answer = client.post("/v1/search", json={"text": "a"})
             error(answer, 503, None, "loading")
             assert "retry-after" in answer.headers
@@ -909,16 +923,33 @@ def test_the_service_answers_before_its_indexes_are_loaded():
             loading.set()
 
 
-def test_an_index_that_cannot_be_started_does_not_hold_up_the_others(client):
-    app = make_app({"shapes": drawn_index()})
+@pytest.mark.parametrize("problem", [BadIndex("/srv/x is damaged"), RuntimeError("no idea")])
+def test_an_index_that_cannot_be_started_does_not_hold_up_the_others(problem, caplog):
+    app = make_app({"broken": drawn_index(), "shapes": drawn_index()})
 
     def fail() -> None:
-        raise BadIndex("/srv/x is damaged")
+        raise problem
 
-    app.state.served["shapes"].start = fail
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        assert client.get("/healthz").status_code == 200
-        assert client.get("/readyz").status_code == 503
+    app.state.served["broken"].start = fail
+    with caplog.at_level("INFO", "genius.serve"), TestClient(app, base_url="http://127.0.0.1") as client:
+        wait_until_ready(client)
+        assert client.get("/readyz").json() == {
+            "ready": True,
+            "indexes": {"broken": False, "shapes": True},
+            "failed": ["broken"],
+        }
+        assert client.post("/v1/search?index=shapes", json={"text": "a"}).status_code == 200
+        for address in ("/v1/search", "/v1/search?index=broken"):  # requests that name none do not get another index
+            answer = client.post(address, json={"text": "a"})
+            error(answer, 503, "index", "'broken' could not be loaded")
+            assert "srv" not in answer.text
+        assert [one["name"] for one in client.get("/v1/indexes").json()["indexes"]] == ["shapes"]
+        assert client.get("/v1/jobs").status_code == 200
+        assert client.get("/metrics").status_code == 200
+    said = "\n".join(caplog.messages)
+    assert "The index broken cannot be served." in said
+    assert str(problem) in said
+    assert all(record.exc_info is None for record in caplog.records)
 
 
 # Pages and what is promised

@@ -349,7 +349,7 @@ OPEN = [("GET", "/"), ("HEAD", "/"), ("GET", "/page/app.js"), ("GET", "/healthz"
         ("GET", "/favicon.ico"), ("GET", "/docs"), ("GET", "/docs/docs.js"), ("GET", "/openapi.json")]  # fmt: skip
 READS = [("GET", "/v1/items"), ("GET", "/v1/items/a"), ("POST", "/v1/search"), ("POST", "/v1/search/batch"),
          ("GET", "/metrics"), ("GET", "/page"), ("GET", "/docsx"), ("OPTIONS", "/v1/items")]  # fmt: skip
-WRITES = [("POST", "/v1/items"), ("PUT", "/v1/items/a"), ("DELETE", "/v1/items/a"), ("DELETE", "/v1/jobs/1"),
+WRITES = [("POST", "/v1/items"), ("PUT", "/v1/items/a"), ("DELETE", "/v1/items/a"),
           ("POST", "/v1/search/"), ("POST", "//v1/search"), ("PUT", "/v1/search"), ("BREW", "/"), ("POST", "/page/x"),
           ("POST", "/no/such")]  # fmt: skip
 EVERYTHING = [(*one, scope) for scope, some in (("public", OPEN), ("read", READS), ("write", WRITES)) for one in some]
@@ -360,7 +360,27 @@ def test_what_each_request_needs(method, path, needed):
     assert security.required_permission(method, path) == needed
 
 
-@pytest.mark.parametrize(("method", "path", "needed"), EVERYTHING)
+NOWHERE = [("POST", "/v1/search/"), ("POST", "//v1/search"), ("POST", "/v1//search"), ("POST", "/no/such"),
+           ("GET", "/page"), ("GET", "/docsx"), ("HEAD", "/no/such"), ("GET", "/v1/items/"), ("OPTIONS", "/no/such"),
+           ("PUT", "/v1/items/"), ("DELETE", "/v1/jobs/"), ("BREW", "/no/such"), ("GET", "/v1/../items/a")]  # fmt: skip
+WRONG = [("PUT", "/v1/search"), ("BREW", "/"), ("POST", "/page/x"), ("OPTIONS", "/v1/items"), ("DELETE", "/v1/search"),
+         ("HEAD", "/v1/search"), ("GET", "/v1/search"), ("PATCH", "/v1/items/a")]  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [404, 405])
+@pytest.mark.parametrize("keyed", [True, False])
+def test_unknown_addresses_and_wrong_methods_are_named_as_such_for_every_key(status, keyed):
+    from genius.serve.app import create_app
+
+    app = create_app({}, KEYED if keyed else Settings(host="0.0.0.0"))
+    for method, path in NOWHERE if status == 404 else WRONG:
+        for headers in ({}, bearer(READ), bearer(WRITE), bearer("unknown")):
+            reply = ask(app, method, path, headers)
+            assert reply.status == status, (method, path, headers, reply.status)
+            assert (reply["allow"] is not None) == (status == 405)
+
+
+@pytest.mark.parametrize(("method", "path", "needed"), [one for one in EVERYTHING if one[:2] not in NOWHERE + WRONG])
 def test_keys_open_what_they_are_for(method, path, needed):
     app = small_app(KEYED)
     allowed = {"public": (True, True, True), "read": (False, True, True), "write": (False, False, True)}[needed]

@@ -43,13 +43,16 @@ IndexName = Annotated[
 
 
 def find_index(request: Request, name: str | None) -> HostedIndex:
-    """The index with this name; without a name, the first one."""
+    """The index with this name; without a name, the default."""
     served: dict[str, HostedIndex] = request.app.state.served
-    if name is None:
-        return next(iter(served.values()))
-    if name not in served:
-        raise HttpProblem(404, f"There is no index {quote_name(name)}. /v1/indexes lists the indexes.", "index")
-    return served[name]
+    chosen: str = request.app.state.default if name is None else name
+    if chosen in request.app.state.failed:
+        raise HttpProblem(
+            503, f"The index {quote_name(chosen)} could not be loaded. The log of the service has the reason.", "index"
+        )
+    if chosen not in served:
+        raise HttpProblem(404, f"There is no index {quote_name(chosen)}. /v1/indexes lists the indexes.", "index")
+    return served[chosen]
 
 
 async def _ready_index(request: Request, name: IndexName = None) -> HostedIndex:

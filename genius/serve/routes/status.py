@@ -20,18 +20,19 @@ async def health() -> Response:
 
 @router.get(
     "/readyz",
-    summary="Whether all indexes are ready.",
+    summary="Whether the indexes are ready.",
     responses={
-        200: {"model": ReadyResponse, "description": "All indexes are ready."},
+        200: {"model": ReadyResponse, "description": "All indexes are ready, except those that cannot be loaded."},
         **errors(),
-        503: {"model": ReadyResponse, "description": "An index is loading, is closed, or cannot be opened."},
+        503: {"model": ReadyResponse, "description": "An index is loading or closed, or none can be loaded."},
     },
 )
 async def ready(request: Request) -> Response:
     """For load balancers: requests should be sent only after this returns 200."""
     indexes = {name: bool(one.ready) for name, one in request.app.state.served.items()}
-    every = all(indexes.values())
-    return json_response({"ready": every, "indexes": indexes}, 200 if every else 503)
+    ready, failed = bool(indexes) and all(indexes.values()), sorted(request.app.state.failed)
+    body = {"ready": ready, "indexes": indexes | dict.fromkeys(failed, False), "failed": failed}
+    return json_response(body, 200 if ready else 503)
 
 
 @router.get(
