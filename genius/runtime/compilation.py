@@ -10,40 +10,40 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from numba import config, njit
+import numba
+from numba import njit
 from numba.core.caching import FunctionCache
 
-F = TypeVar("F", bound=Callable[..., Any])
+config: Any = numba.config  # its names are made when it is imported
 
 
-def compiled(function: F) -> F:
+def compiled(function: Callable[..., Any]) -> Any:
     """Decorator: compile a function at its first call, without Python objects and without the GIL."""
-    kernel = njit(nogil=True)(function)
+    kernel: Any = njit(nogil=True)(function)
     cache = _cache(function)
     if cache is not None and hasattr(kernel, "enable_caching"):  # not so with NUMBA_DISABLE_JIT
         kernel._cache = cache
-    result: F = kernel
-    return result
+    return kernel
 
 
-class KernelCache(FunctionCache):  # type: ignore[misc]
+class KernelCache(FunctionCache):
     """The cache of one kernel. A damaged, unreadable or full one costs time and raises nothing."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled kernel for a signature; None if it has to be compiled."""
         try:
-            return super().load_overload(sig, target_context)
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:
             with suppress(Exception):
-                self.flush()  # a damaged file would be read again by `save_overload`
+                self.flush()  # type: ignore[no-untyped-call]  # a damaged file would be read again by `save_overload`
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled kernel."""
         with suppress(Exception):
-            super().save_overload(sig, data)
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
 
 
 def _cache(function: Callable[..., Any]) -> KernelCache | None:
@@ -51,7 +51,7 @@ def _cache(function: Callable[..., Any]) -> KernelCache | None:
     for folder in (lambda: before, _temporary_folder):
         try:
             config.CACHE_DIR = folder()
-            return KernelCache(function)
+            return KernelCache(function)  # type: ignore[no-untyped-call]
         except (RuntimeError, OSError):  # no folder that can be written to
             continue
         finally:

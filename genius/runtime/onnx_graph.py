@@ -13,8 +13,10 @@ from onnx import helper, numpy_helper
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from onnxruntime import InferenceSession, SessionOptions
+import onnxruntime
 
+InferenceSession = Any
+"""An onnxruntime.InferenceSession, which has no type information."""
 Shape = Sequence[int | str | None]
 Inputs = dict[str, tuple[Any, Shape]]
 
@@ -87,8 +89,8 @@ def _value(name: str, dtype: Any, shape: Shape) -> Any:
 
 def session(model: bytes, threads: int) -> InferenceSession:
     """An inference session. Its idle threads sleep: spinning ones would take cores from the other sessions."""
-    options = SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

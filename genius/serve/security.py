@@ -285,7 +285,7 @@ def _is_routed(scope: Scope) -> bool:
     """Whether a route takes the method and path. The routes are no secret: /docs lists them."""
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     routes: list[APIRoute] = scope["app"].state.routes
-    return any(method in route.methods and route.path_regex.match(scope["path"]) for route in routes)
+    return any(method in (route.methods or ()) and route.path_regex.match(scope["path"]) for route in routes)
 
 
 def _key_digest(scope: Scope) -> bytes | None:
