@@ -251,7 +251,8 @@ def _check_free(folder: Path) -> None:
         return
     if is_index(folder):
         raise BadIndex(
-            f"{folder} is an index already. Add to it with `genius index add` or Index.open, or choose another folder."
+            f"{folder} exists already: it is an index. Add to it with `genius index add` or Index.open, or choose "
+            "another folder."
         )
     if not folder.is_dir() or any(entry.name not in (ITEMS, LOCK, UNFINISHED) for entry in folder.iterdir()):
         raise BadIndex(f"{folder} exists already and is not empty. Choose another folder.")

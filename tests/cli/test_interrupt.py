@@ -113,7 +113,7 @@ def test_the_same_command_continues(tmp_path: Path, source: Path, command: str, 
         assert f"was interrupted at {kept} items" in messages
         status, _, messages = run("index", "create", path, source)
         assert status == 1  # now it is complete
-        assert "is an index already" in messages
+        assert "it is an index" in messages
 
 
 def test_a_killed_creation_has_committed_by_time_and_continues(tmp_path: Path, source: Path) -> None:
