@@ -24,24 +24,31 @@ mbeir_app = typer.Typer(
     epilog=examples(
         "genius mbeir check M-BEIR",
         "genius mbeir check M-BEIR --splits test --tasks mscoco,cirr",
+        "genius mbeir check my-benchmark --own",
         notes="Exit status 1: files are missing or damaged, or counts differ from the published ones.",
     ),
 )
 def mbeir_check(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder in M-BEIR layout.")],
-    splits: Annotated[str, typer.Option(metavar="LIST", help="Comma-separated list of splits.")] = "train,val,test",
+    splits: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Comma-separated list of splits. Default: all.")
+    ] = None,
     tasks: Tasks = None,
     images: Annotated[int, typer.Option(metavar="N", min=0, help="Open N random images of each file.")] = 100,
+    own: Annotated[
+        bool, typer.Option("--own", help="DIR is a benchmark of your own: compare nothing with M-BEIR.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that the files of M-BEIR are complete and have the published counts."""
+    """Check that the files of M-BEIR, or of a benchmark in its layout, are complete."""
     from genius.data.mbeir_check import check
 
-    found = check(folder, split_names(splits), None if tasks is None else split_names(tasks), images, show=True)
+    chosen = (None if names is None else split_names(names) for names in (splits, tasks))
+    found = check(folder, *chosen, images, show=True, own=own)
     if as_json:
         print_json(_as_dict(found))
     else:
-        _show(found)
+        _show(found, own)
     if not found.whole:
         raise typer.Exit(1)
 
@@ -72,10 +79,10 @@ def _as_dict(found: "CheckReport") -> dict[str, object]:
     }
 
 
-def _show(found: "CheckReport") -> None:
+def _show(found: "CheckReport", own: bool) -> None:
     for split in dict.fromkeys(row.split for row in found.rows):
-        say(f"{split} (in brackets: Table 1 of the supplement, rounded there)")
-        stdout().print(_table(split, [row for row in found.rows if row.split == split]))
+        say(split if own else f"{split} (in brackets: Table 1 of the supplement, rounded there)")
+        stdout().print(_table([row for row in found.rows if row.split == split]))
     for split, count in found.global_pools.items():
         say(f"Global pool of {split}: {counted(count, 'candidate')}.")
     say(f"Opened {counted(found.images, 'image')}.")
@@ -87,16 +94,16 @@ def _show(found: "CheckReport") -> None:
         if len(sentences) > SHOWN:
             complain(f"{name}: {len(sentences) - SHOWN:,} more; --json lists all.")
     if found.whole:
-        say("All files are complete and have the published counts.")
+        say("All files are complete." if own else "All files are complete and have the published counts.")
 
 
-def _table(split: str, rows: "list[TaskCounts]") -> Table:
+def _table(rows: "list[TaskCounts]") -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("task", no_wrap=True)
     for name in ("queries", "relevant per query", "candidates"):
         table.add_column(name, justify="right")
     for row in rows:
-        published = row.published
+        published, split = row.published, row.split
         cells = [
             _cell(row.queries, "{:,}", published and published.queries[split]),
             _cell(row.relevant, "{:.1f}", published and published.relevant[split]),

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,12 +133,44 @@ class Benchmark:
         return self._mixed_queries(path, task, split)
 
     def pool(self, task: Task, split: str) -> Iterator[Candidate]:
-        """Read the candidates of a task one by one. M-BEIR has none for train: use `global_pool("train")`."""
+        """Read the candidates of a task one by one. M-BEIR has none for train alone: use `global_pool("train")`."""
         return _parse(self.pool_file(task, split), parse_candidate)
 
     def global_pool(self, split: str) -> Iterator[Candidate]:
-        """Read the candidates of all tasks together (the universal setting) one by one: test has 5.6 million."""
-        return _parse(self._file(global_pool_path(split)), parse_candidate)
+        """Read the candidates of all tasks together (the universal setting) one by one: test has 5.6 million.
+
+        A benchmark without a global pool has the candidates of the pools of its tasks, each once.
+        """
+        path = self.root / global_pool_path(split)
+        return _parse(path, parse_candidate) if path.is_file() else self._union(split)
+
+    def _union(self, split: str) -> Iterator[Candidate]:
+        paths = self.local_pools(split)
+        if not paths:
+            local = f"cand_pool/local/mbeir_{self.tasks(split)[0].name}_{split}_cand_pool.jsonl"
+            raise BadData(
+                f"{self.root} has no candidates for {split}. Write those of all tasks to {global_pool_path(split)}, or "
+                f"those of each task to a file such as {local}."
+            )
+        seen: dict[str, Candidate] = {}
+        for path in paths:
+            for candidate in _parse(path, parse_candidate):
+                if candidate.did not in seen:
+                    seen[candidate.did] = candidate
+                    yield candidate
+                elif seen[candidate.did] != candidate:
+                    raise BadData(
+                        f"{path}: the candidate {candidate.did} is another one in another pool. Use an id for one "
+                        "candidate only."
+                    )
+
+    def local_pools(self, split: str) -> list[Path]:
+        """Return the pools of the tasks of a split, as far as there are any."""
+        found: dict[Path, None] = {}
+        for task in self.tasks(split):
+            with suppress(BadData):
+                found[self.pool_file(task, split)] = None
+        return list(found)
 
     def qrels(self, task: Task, split: str) -> dict[str, set[str]]:
         """Read the ids of the relevant candidates (dids) of each query id (qid)."""
@@ -196,10 +229,9 @@ class Benchmark:
         """Return the pool of a task. MSCOCO has one per split; the other published sets share one."""
         with_split = f"cand_pool/local/mbeir_{task.name}_{split}_cand_pool.jsonl"
         without = self.root / f"cand_pool/local/mbeir_{task.name}_cand_pool.jsonl"
-        if split != "train" and not (self.root / with_split).is_file() and without.is_file():
+        if not (self.root / with_split).is_file() and without.is_file():
             return without
-        hint = ' Train has no local pools: use global_pool("train").' if split == "train" else ""
-        return self._file(with_split, hint=hint)
+        return self._file(with_split)
 
     def _mixed_tasks(self, dataset: str, split: str) -> set[int]:
         """Return the task ids in a file of several tasks: from its lines or, if one has none, from the qrels."""
@@ -223,10 +255,10 @@ class Benchmark:
 
         return list(_parse(path, of_this_task))
 
-    def _file(self, name: str, hint: str = "", instead_of: Path | None = None) -> Path:
+    def _file(self, name: str, instead_of: Path | None = None) -> Path:
         path = self.root / name
         if not path.is_file():
-            raise BadData(f"{instead_of or path}: there is no such file. Check the folder of the benchmark.{hint}")
+            raise BadData(f"{instead_of or path}: there is no such file. Check the folder of the benchmark.")
         return path
 
 

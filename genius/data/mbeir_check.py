@@ -1,5 +1,8 @@
 """Check a copy of M-BEIR: which files are there, whether they are complete, and whether the counts match the paper.
 
+A benchmark of one's own in the same layout is checked for what training and evaluation need: it may have any data sets,
+tasks and splits, and need not have a global pool or qrels.
+
 Files are read line by line; memory holds 8 bytes per id. Counts are compared with Table 1 of the supplement, which has
 rounded numbers: 99K fits 98,500 to 99,999.
 """
@@ -97,11 +100,7 @@ class TaskCounts:
     queries: int | None
     relevant: float | None
     candidates: int | None
-
-    @property
-    def published(self) -> PublishedCounts | None:
-        """The numbers of the paper."""
-        return PUBLISHED.get(self.task)
+    published: PublishedCounts | None = None  # the numbers of the paper
 
 
 @dataclass
@@ -124,30 +123,34 @@ class CheckReport:
 
 def check(
     root: str | Path,
-    splits: Sequence[str] = SPLITS,
+    splits: Sequence[str] | None = None,
     tasks: Sequence[str] | None = None,
     images: int = 100,
     show: bool = False,
+    own: bool = False,
 ) -> CheckReport:
     """Read all files of some splits and report what is wrong.
 
     Args:
         root: Folder of the benchmark.
-        splits: Splits to check.
+        splits: Splits to check; by default all.
         tasks: Names such as mscoco_task0, or prefixes of them; by default all.
         images: Number of images to open per file.
         show: Show a progress bar on stderr.
+        own: The folder is another benchmark in this layout. Nothing is compared with M-BEIR.
 
     Raises:
         BadData: The folder is not in M-BEIR layout, or there is no such split or task.
     """
-    unknown = next((split for split in splits if split not in SPLITS), None)
-    if unknown is not None:
-        raise BadData(f"There is no split {unknown!r} in M-BEIR; it has {', '.join(SPLITS)}.")
     benchmark = Benchmark(root)
+    there, name = (sorted(benchmark.splits(), key=_place), str(root)) if own else (SPLITS, "M-BEIR")
+    splits = there if splits is None else splits
+    unknown = next((split for split in splits if split not in there), None)
+    if unknown is not None or not splits:
+        raise BadData(f"There is no split {unknown or 'with queries'!r} in {name}; it has {', '.join(there)}.")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not show, transient=True) as bar:
-        work = _Check(benchmark, tasks, images, bar)
+        work = _Check(benchmark, tasks, images, bar, own)
         work.check_instructions(dict.fromkeys(task for split in splits for task in work.tasks(split)))
         for split in splits:
             work.check_split(split)
@@ -155,6 +158,10 @@ def check(
         raise BadData(f"No task begins with {' or '.join(tasks)}. Names are like mscoco_task0.")
     work.report.images = len(work.opened)
     return work.report
+
+
+def _place(split: str) -> int:
+    return SPLITS.index(split) if split in SPLITS else len(SPLITS)
 
 
 _Record = tuple[str, str | None, Sequence[str], int | None]  # id, image path, relevant candidates, task id
@@ -174,8 +181,12 @@ class _Contents:
 class _Check:
     """State of one `check` call."""
 
-    def __init__(self, benchmark: Benchmark, tasks: Sequence[str] | None, images: int, bar: Progress) -> None:
+    def __init__(
+        self, benchmark: Benchmark, tasks: Sequence[str] | None, images: int, bar: Progress, own: bool
+    ) -> None:
         self.benchmark, self.root, self.images, self.bar = benchmark, benchmark.root, images, bar
+        self.published = {} if own else PUBLISHED
+        self.own = own
         self.chosen = tuple(tasks) if tasks else None
         self.report = CheckReport()
         self.random = random.Random(0)
@@ -185,8 +196,11 @@ class _Check:
 
     def tasks(self, split: str) -> list[Task]:
         """Return the published tasks and those with files, if they are chosen."""
-        there = {Task(name, id) for name, id in self.benchmark.query_files(split) if id is not None}
-        every = [*PUBLISHED, *sorted(there - PUBLISHED.keys(), key=lambda task: task.name)]
+        if self.own:
+            there = set(self.benchmark.tasks(split))
+        else:
+            there = {Task(name, id) for name, id in self.benchmark.query_files(split) if id is not None}
+        every = [*self.published, *sorted(there - self.published.keys(), key=lambda task: task.name)]
         return [task for task in every if self.chosen is None or task.name.startswith(self.chosen)]
 
     def check_instructions(self, tasks: Iterable[Task]) -> None:
@@ -202,10 +216,13 @@ class _Check:
     def check_split(self, split: str) -> None:
         files = self.benchmark.query_files(split)
         union = None
-        if self._exists(global_pool_path(split)):
+        if self.own and not (self.root / global_pool_path(split)).is_file():
+            if split == "train" and not self.benchmark.local_pools(split):
+                self.report.missing.append(f"{global_pool_path(split)} (or a local pool for each task)")
+        elif self._exists(global_pool_path(split)):
             union = self._pool(self.root / global_pool_path(split))
             self.report.global_pools[split] = union.count
-            if split == "test" and self.chosen is None:
+            if split == "test" and self.chosen is None and not self.own:
                 self._compare(global_pool_path(split), "candidates", union.count, GLOBAL_COUNT)
         for task in self.tasks(split):
             own_file = files.get((task.dataset, task.task_id))
@@ -215,7 +232,7 @@ class _Check:
             if queries is not None:
                 self._check_inside(path, "relevant candidates", queries.positives, union, "the global pool")
                 if queries.queries[None]:
-                    published = [row.queries[split] for task, row in PUBLISHED.items() if task.dataset == dataset]
+                    published = [row.queries[split] for task, row in self.published.items() if task.dataset == dataset]
                     self._compare(f"{dataset}, {split}, all tasks", "queries", queries.count, *published)
 
     def _check_task(
@@ -236,9 +253,10 @@ class _Check:
         else:
             contents = self._queries(query_file, task, mixed=own_file is None)
         if split != "train":
-            self._check_qrels(qrels_path(task.name, split), contents)
+            if not self.own or (self.root / qrels_path(task.name, split)).is_file():
+                self._check_qrels(qrels_path(task.name, split), contents)
             if pool_file is None:
-                of_split = f"_{split}" if task.dataset == "mscoco" else ""
+                of_split = f"_{split}" if task.dataset == "mscoco" or self.own else ""
                 self.report.missing.append(f"cand_pool/local/mbeir_{task.name}{of_split}_cand_pool.jsonl")
             else:
                 pool = self._pool(pool_file)
@@ -248,7 +266,8 @@ class _Check:
             self._check_inside(own_file, "relevant candidates", contents.positives, pool, "the pool of the task")
         queries = contents.queries[task.task_id] if contents and not contents.queries[None] else None
         relevant = contents.relevant[task.task_id] / queries if contents and queries else None
-        counts = TaskCounts(task, split, queries, relevant, None if pool is None else pool.count)
+        size = None if pool is None else pool.count
+        counts = TaskCounts(task, split, queries, relevant, size, self.published.get(task))
         self.report.rows.append(counts)
         if counts.published is not None:
             self._compare(f"{task.name}, {split}", "queries", queries, counts.published.queries[split])
@@ -269,15 +288,18 @@ class _Check:
             (qids, queries.ids, "in it but not in the query file"),
         ):
             if lost := len(np.setdiff1d(ids, others, assume_unique=True)):
-                self._damaged(f"{name}: {lost:,} queries are {what}. Download queries and qrels again.")
+                self._damaged(f"{name}: {lost:,} queries are {what}. {self._repair('queries and qrels')}")
 
     def _check_inside(self, path: Path, what: str, ids: np.ndarray, pool: _Contents | None, where: str) -> None:
         if pool is not None and (lost := len(np.setdiff1d(ids, pool.ids, assume_unique=True))):
-            self._damaged(f"{path}: {lost:,} {what} are not in {where}. Download both files again.")
+            self._damaged(f"{path}: {lost:,} {what} are not in {where}. {self._repair('both files')}")
 
     def _compare(self, where: str, what: str, count: int | None, *published: str) -> None:
         if count is not None and published and not fits(count, *published):
             self.report.differing.append(f"{where}: {count:,} {what}; the paper has {' + '.join(published)}.")
+
+    def _repair(self, what: str) -> str:
+        return f"Correct {what}." if self.own else f"Download {what} again."
 
     def _exists(self, name: str) -> bool:
         found = (self.root / name).is_file()
@@ -343,11 +365,11 @@ class _Check:
         if bad:
             self._damaged(f"{path}, {first}" + (f" ({bad:,} such lines)" if bad > 1 else ""))
         if repeated := len(ids) - len(unique):
-            self._damaged(f"{path}: {repeated:,} ids are repeated. Download the file again.")
+            self._damaged(f"{path}: {repeated:,} ids are repeated. {self._repair('the file')}")
         if closed := [image for image in images if not self._opens(image)]:
             self._damaged(
-                f"{path}: {len(closed):,} of {len(images):,} images cannot be opened, such as {closed[0]}. Unpack "
-                "the image archive again."
+                f"{path}: {len(closed):,} of {len(images):,} images cannot be opened, such as {closed[0]}. "
+                + ("Check their paths." if self.own else "Unpack the image archive again.")
             )
         found = np.unique(np.frombuffer(positives, np.int64))
         self.contents[path] = _Contents(len(ids), unique, found, queries, relevant)

@@ -130,5 +130,5 @@ def read_split(
 def _rows(rows: dict[str, int], dids: Sequence[str], where: str) -> np.ndarray:
     missing = next((did for did in dids if did not in rows), None)
     if missing is not None:
-        raise BadData(f"{where} names the candidate {missing}, which is not in the global pool.")
+        raise BadData(f"{where} names the candidate {missing}, which is in no pool of the split. Add it.")
     return np.array([rows[did] for did in dids], dtype=np.int64)

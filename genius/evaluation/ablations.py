@@ -49,7 +49,7 @@ from genius.train.data import FrozenVectors, TrainingData
 from genius.train.decoder import DecoderStage, IdScheme
 from genius.train.encoder import image_vectors, text_vectors
 from genius.train.features import ImageFeatures, image_rows, text_features, text_rows
-from genius.train.files import check_same_run, write_arrays, write_json
+from genius.train.files import check_same_run, record_run, write_arrays, write_json
 from genius.train.loop import progress_bar, run_stage
 from genius.train.quantizer import QuantizerStage
 
@@ -61,6 +61,7 @@ WITH, WITHOUT = "random-start", "no-contrastive"
 """The rows of quantized.npz."""
 VALIDATION_QUERIES = 10  # per task: a training is validated once, for its log
 FUSE_BLOCK = 4096
+_PARTS = ("vectors", "quantizers", "decoders", "rows")  # folders of what has been computed
 QUIET = Console(quiet=True)
 
 
@@ -106,7 +107,12 @@ def ablate(
     resolved = tuple(str(Path(root).resolve()) for root in roots)
     run = AblationRun(resolved, str(out), limit, config.seed, config.derived_prompts)
     facts = {"data": list(resolved), "model": loaded.fingerprint, "quick": quick, "split": SPLIT, "limit": limit}
-    check_same_run(run.folder() / "ablate.json", facts, out, "ablations with other data, another model or another size")
+    begun = any(path.is_file() for name in _PARTS for path in Path(out, name).rglob("*"))
+    what = "ablations with other data, another model or another size"
+    check_same_run(Path(out, "ablate.json"), facts, out, what, begun)
+    for root in roots:
+        Benchmark(root).tasks("train")
+    record_run(Path(out, "ablate.json"), facts)
 
     missing = [row for row in chosen if not run.row_path(row).exists()]
     groups = _grouped(missing, lambda row: row.training.decoder)
@@ -191,7 +197,7 @@ class AblationRun:
     def row_path(self, row: AblationRow) -> Path:
         """The file of a measured row."""
         facts = (row.training.decoder, row.setting, row.beam, row.methods)
-        return self.folder("rows") / f"{row.name}-{digest(*facts)}.json"
+        return Path(self.out, "rows", f"{row.name}-{digest(*facts)}.json")
 
 
 @dataclass
@@ -354,6 +360,7 @@ def measure(run: AblationRun, rows: Sequence[AblationRow]) -> None:
             **means(done[key]),
             "codebooks": use,
         }
+        run.folder("rows")
         write_json(run.row_path(row), result, indent=1)
 
 

@@ -124,6 +124,8 @@ class RunFolder:
         if not path.exists():
             return 0.0
         stored = read_json(path, "results")
+        if not (self.folder / "vectors.npz").exists() and not any((self.folder / "results").glob("*.json")):
+            return 0.0  # it failed before anything was computed
         names = {"digest": "state of the benchmark's files", "limit": "limit", "prompts": "choice of prompts"}
         for key, value in self.facts.items():
             old, new = stored.get(key), value

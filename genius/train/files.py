@@ -48,11 +48,18 @@ def write_arrays(path: Path, arrays: np.ndarray | dict[str, np.ndarray]) -> None
     write_atomically(path, write)
 
 
-def check_same_run(path: Path, facts: dict[str, Any], folder: Path, what: str) -> None:
-    """Record in `path` what decides the results of a run in `folder`. Raise BadData if it records other facts."""
-    facts = json.loads(json.dumps(facts))
-    if path.exists() and json.loads(path.read_text()) != facts:
+def check_same_run(path: Path, facts: dict[str, Any], folder: Path, what: str, begun: bool) -> None:
+    """Raise BadData if `path` records other facts about the run in `folder`, and that run has begun.
+
+    A run that failed before anything was computed does not count. Nothing is written: `record_run` does that.
+    """
+    if begun and path.exists() and json.loads(path.read_text()) != json.loads(json.dumps(facts)):
         raise BadData(
             f"{folder} holds {what} (see {path}). Give another folder with --out, or delete that one to start over."
         )
+
+
+def record_run(path: Path, facts: dict[str, Any]) -> None:
+    """Record in `path` what decides the results of a run. Call it when all inputs have been read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, facts, indent=2)

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from genius.encoders.base import Encoder
 from genius.encoders.mini import MiniEncoder
-from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.networks.heads import Heads
 from genius.train.config import TrainConfig, check
@@ -24,7 +23,7 @@ from genius.train.data import FrozenVectors, TrainingData
 from genius.train.decoder import DecoderStage
 from genius.train.encoder import EncoderStage, image_vectors, text_vectors
 from genius.train.features import ImageFeatures, text_features
-from genius.train.files import check_same_run, write_arrays
+from genius.train.files import check_same_run, record_run, write_arrays
 from genius.train.loop import StageTimes, round_to_half, run_stage
 from genius.train.quantizer import QuantizerStage
 
@@ -53,15 +52,13 @@ def train(
     """
     console = console or Console()
     check(config)
-    if find_spec("matplotlib") is None:
-        raise GeniusError('Training draws its curves with matplotlib: pip install "genius-search[train]"')
     folder = out / "training"
-    folder.mkdir(parents=True, exist_ok=True)
     facts = {"data": [str(Path(r).resolve()) for r in roots], "config": asdict(config)}
-    check_same_run(folder / "run.json", facts, out, "a run with other data or settings")
-    times = StageTimes(folder / "times.json")
-
+    begun = any(folder.glob("*.safetensors")) or any(folder.glob("*.npy"))
+    check_same_run(folder / "run.json", facts, out, "a run with other data or settings", begun)
     data = TrainingData([Path(root).resolve() for root in roots], config.seed, config.derived_prompts)
+    record_run(folder / "run.json", facts)
+    times = StageTimes(folder / "times.json")
     console.print(
         f"{len(data.train.tasks)} tasks, {sum(map(len, data.train.tasks)):,} training queries, "
         f"{len(data.train.text):,} candidates, {len(data.images.names):,} images, {len(data.texts.names):,} texts"
@@ -96,8 +93,15 @@ def train(
 
     model = Genius(encoder, quantized.fusion, quantized.quantizer, decoded.decoder, config.quantizer.code_beams)
     model.save_pretrained(out)
-    draw_curves(folder / "log.jsonl", folder / "curves.png")
-    console.print(f"Model saved in {out} ({times}). Curves: {folder / 'curves.png'}")
+    console.print(f"Model saved in {out} ({times}).")
+    if find_spec("matplotlib") is None:
+        console.print(
+            f"Losses are in {folder / 'log.jsonl'}. No curves were drawn, because matplotlib is not installed: pip "
+            'install "genius-search\\[train]"'
+        )
+    else:
+        draw_curves(folder / "log.jsonl", folder / "curves.png")
+        console.print(f"Curves: {folder / 'curves.png'}")
     console.print(f"Next: genius evaluate DATA --model {out}")
     return Genius.from_pretrained(out)
 

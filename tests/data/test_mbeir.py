@@ -174,8 +174,7 @@ def test_items_and_queries_point_to_the_images_and_carry_the_prompt(root):
         ("query/val", lambda bench: bench.tasks("val")),
         ("no queries for mscoco_task3", lambda bench: bench.queries(Task("mscoco", 3), "test")),
         ("mbeir_mscoco_task3_test_cand_pool.jsonl", lambda bench: bench.pool(Task("mscoco", 3), "test")),
-        (r'use global_pool\("train"\)', lambda bench: bench.pool(Task("webqa", 1), "train")),
-        ("mbeir_union_test_cand_pool.jsonl", lambda bench: bench.global_pool("test")),
+        ("mbeir_webqa_task1_train_cand_pool.jsonl", lambda bench: bench.pool(Task("webqa", 1), "train")),
         ("mbeir_mscoco_task3_test_qrels.txt", lambda bench: bench.qrels(Task("mscoco", 3), "test")),
     ],
 )

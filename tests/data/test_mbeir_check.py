@@ -1,6 +1,7 @@
 """The check of a downloaded M-BEIR finds what is missing, damaged or too few, and nothing else."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,3 +196,44 @@ def test_the_command(root: Path) -> None:
     run = CliRunner().invoke(mbeir_app, ["check", str(root), "--splits", "test", "--json"])
     assert run.exit_code == 1
     assert json.loads(run.stdout)["missing"] == ["query/test/mbeir_shapes_task1_test.jsonl"]
+
+
+class TestOwn:
+    """A benchmark of one's own has other data sets, tasks and counts, and need not have a global pool or qrels."""
+
+    @pytest.fixture
+    def own(self, tmp_path: Path) -> Path:
+        write_tiny_benchmark(tmp_path, tasks=(0, 3))
+        for file in [*(tmp_path / "qrels").rglob("*.txt"), *(tmp_path / "cand_pool/global").glob("*test*")]:
+            file.unlink()
+        for folder in ("query", "qrels"):
+            shutil.rmtree(tmp_path / folder / "val")
+        return tmp_path
+
+    def test_it_is_whole(self, own: Path) -> None:
+        found = check(own, own=True)
+        assert found.whole, (found.absent, found.missing, found.damaged, found.differing)
+        assert [(row.split, row.task.task_id) for row in found.rows] == [
+            ("train", 0), ("train", 3), ("test", 0), ("test", 3),
+        ]  # fmt: skip
+        assert not check(own).whole  # it is not M-BEIR
+
+    def test_what_is_wrong_is_found(self, own: Path) -> None:
+        edit(own / f"query/test/mbeir_{DATASET}_task0_test.jsonl", lambda lines: [*lines, "{"])
+        edit(own / f"cand_pool/local/mbeir_{DATASET}_task3_test_cand_pool.jsonl", lambda lines: lines[1:])
+        (own / "cand_pool/global/mbeir_union_train_cand_pool.jsonl").unlink()
+        found = check(own, own=True)
+        assert not found.absent
+        assert not found.differing
+        assert found.missing == ["cand_pool/global/mbeir_union_train_cand_pool.jsonl (or a local pool for each task)"]
+        assert len(found.damaged) == 2
+        assert "Download" not in "".join(found.damaged)
+
+    def test_the_command(self, own: Path) -> None:
+        result = CliRunner().invoke(mbeir_app, ["check", str(own), "--own"])
+        assert result.exit_code == 0, result.output
+        assert "All files are complete." in result.output
+        assert "Table 1" not in result.output
+        result = CliRunner().invoke(mbeir_app, ["check", str(own), "--own", "--splits", "val"])
+        assert isinstance(result.exception, BadData)
+        assert "it has train, test" in str(result.exception)

@@ -171,7 +171,43 @@ def test_an_unknown_split_is_refused_with_those_there_are(bench: Benchmark) -> N
         read(bench, "dev")
 
 
-def test_a_global_pool_is_needed(bench: Benchmark) -> None:
+def test_a_global_pool_without_the_candidates_is_refused(bench: Benchmark) -> None:
     write_global_pool(bench.root, "test", [])
-    with pytest.raises(BadData, match="global pool"):
+    with pytest.raises(BadData, match="in no pool of the split"):
         read(bench)
+
+
+def test_without_a_global_pool_the_candidates_are_those_of_the_local_pools(bench: Benchmark) -> None:
+    whole, _, _ = read(bench)
+    (bench.root / "cand_pool/global/mbeir_union_test_cand_pool.jsonl").unlink()
+    data, _, _ = read(bench)
+    assert sorted(data.dids) == sorted(whole.dids)  # each once, though several tasks share a pool
+    for one, other in zip(data.tasks, whole.tasks, strict=True):
+        assert [data.dids[row] for row in one.pool] == [whole.dids[row] for row in other.pool]
+        assert [data.dids[row] for rows in one.positives for row in rows] == [
+            whole.dids[row] for rows in other.positives for row in rows
+        ]
+
+
+def test_without_any_pool_the_error_says_what_to_write(bench: Benchmark) -> None:
+    (bench.root / "cand_pool/global/mbeir_union_train_cand_pool.jsonl").unlink()
+    with pytest.raises(BadData, match=r"no candidates for train. Write .*mbeir_union_train.*, or .*_train_cand_pool"):
+        read(bench, "train")
+    pool = [Candidate(did, "a text", None, Modality.TEXT) for did in _positives(bench, "train")]
+    for task in bench.tasks("train"):
+        write_pool(bench.root, task, "train", pool)
+    data, _, _ = read(bench, "train")
+    assert len(data.dids) == len(pool)
+
+
+def test_a_candidate_that_differs_between_pools_is_named(bench: Benchmark) -> None:
+    (bench.root / "cand_pool/global/mbeir_union_test_cand_pool.jsonl").unlink()
+    first, other = bench.tasks("test")[:2]
+    mine = list(bench.pool(first, "test"))
+    write_pool(bench.root, other, "test", [Candidate(mine[0].did, "another", None, Modality.TEXT)])
+    with pytest.raises(BadData, match=f"{mine[0].did} is another one in another pool"):
+        list(bench.global_pool("test"))
+
+
+def _positives(bench: Benchmark, split: str) -> list[str]:
+    return sorted({did for task in bench.tasks(split) for q in bench.queries(task, split) for did in q.positives})

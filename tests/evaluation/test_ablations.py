@@ -400,3 +400,20 @@ def test_a_training_is_named_by_what_decides_it() -> None:
     assert other_seed.quantizer != training.quantizer
     other_heads = replace(training.config, heads=replace(training.config.heads, dim=3))
     assert AblationTraining(other_heads, training.scheme, training.fusion).decoder == training.decoder
+
+
+def test_failed_ablations_leave_nothing_that_blocks(
+    bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "ablations"
+    with pytest.raises(BadData, match="M-BEIR layout"):
+        run(tmp_path / "mistyped", out)
+    assert not out.exists()
+
+    def fail(*arguments: object) -> None:
+        raise BadData("An image cannot be read.")
+
+    monkeypatch.setattr(module, "write_vectors", fail)
+    for limit in (1, 2):  # the second has other settings
+        with pytest.raises(BadData, match="An image"):
+            run(bench, out, limit=limit)

@@ -1,8 +1,11 @@
 """`genius train` on a benchmark of small drawings with the real backbones: killed, resumed, and the same in the end."""
 
+import io
 import json
 import multiprocessing
 import random
+import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +28,7 @@ from genius.errors import BadData
 from genius.model.genius import Genius
 from genius.networks.heads import Heads
 from genius.train import features, loop
+from genius.train import run as run_module
 from genius.train.config import DecoderStageConfig, EncoderStageConfig, QuantizerStageConfig, TrainConfig
 from genius.train.data import TrainingData
 from genius.train.encoder import image_vectors
@@ -234,3 +238,35 @@ def test_other_settings_and_other_data_are_refused_in_the_same_folder(
     with pytest.raises(BadData, match=f"{finished} holds a run"):
         train([tmp_path], finished, CONFIG, console=QUIET)
     assert (finished / "training/run.json").read_text() == before
+
+
+def test_a_failed_run_blocks_nothing(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "model"
+    with pytest.raises(BadData):
+        train([tmp_path / "mistyped"], out, CONFIG, console=QUIET)
+    assert not out.exists()
+
+    def fail(*arguments: object) -> None:
+        raise BadData("An image cannot be read.")
+
+    monkeypatch.setattr(run_module, "text_features", fail)
+    for seed in (1, 2):  # the second is another run in the same folder
+        with pytest.raises(BadData, match="An image"):
+            train([trainer.root], out, replace(CONFIG, seed=seed), console=QUIET)
+
+
+def test_training_needs_no_matplotlib(
+    trainer: Trainer, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "model"
+    shutil.copytree(finished, out)
+    (out / "training/curves.png").unlink()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(run_module, "find_spec", lambda name: None)
+    said = Console(record=True, file=io.StringIO(), width=200)
+    train([trainer.root], out, CONFIG, console=said)
+    assert 'No curves were drawn, because matplotlib is not installed: pip install "genius-search[train]"' in " ".join(
+        said.export_text().split()
+    )
+    assert not (out / "training/curves.png").exists()
+    assert (out / "model.safetensors").exists()
