@@ -1,7 +1,11 @@
 """GENIUS: generative multimodal search. The public names, each loaded when first used."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# Before its import: ONNX Runtime from 1.29 on reports usage to its maker and keeps a device id in the cache folder.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
 __all__ = [

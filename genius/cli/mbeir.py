@@ -43,8 +43,8 @@ def mbeir_check(
     """Check that the files of M-BEIR, or of a benchmark in its layout, are complete."""
     from genius.data.mbeir_check import check
 
-    chosen = (None if names is None else split_names(names) for names in (splits, tasks))
-    found = check(folder, *chosen, images, show=True, own=own)
+    chosen_splits, chosen_tasks = (None if names is None else split_names(names) for names in (splits, tasks))
+    found = check(folder, chosen_splits, chosen_tasks, images, show=True, own=own)
     if as_json:
         print_json(_as_dict(found))
     else:

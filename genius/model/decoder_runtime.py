@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import onnxruntime
 import torch
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.model.decoder import Decoder
 from genius.model.decoder_graph import DecoderGraph, Floats
-from genius.runtime.onnx_graph import Graph, InferenceSession, Inputs, Shape, session
+from genius.runtime.onnx_graph import Graph, Inputs, Shape, session
 
 Ints = NDArray[np.int64]
 
@@ -38,7 +39,7 @@ class DecoderRuntime:
         self.threads = torch.get_num_threads()  # of this thread; sessions may be created in others
         self._graph = DecoderGraph(decoder, int8)
         self.row_bounds = self._graph.row_bounds
-        self._level_sessions: dict[int, InferenceSession] = {}
+        self._level_sessions: dict[int, onnxruntime.InferenceSession] = {}
 
     @property
     def levels(self) -> int:
@@ -162,7 +163,7 @@ class DecoderRuntime:
     # Sessions, each created when it is first needed
 
     @cached_property
-    def _first_session(self) -> InferenceSession:
+    def _first_session(self) -> onnxruntime.InferenceSession:
         """Query vectors and first tokens -> hidden states and everything that State keeps."""
         g, c = Graph(), self.config
         self._graph.write_prefix(g)
@@ -180,7 +181,7 @@ class DecoderRuntime:
         return session(g.model(inputs, shapes), self.threads)
 
     @cached_property
-    def _next_session(self) -> InferenceSession:
+    def _next_session(self) -> onnxruntime.InferenceSession:
         """Next tokens and what was seen before -> hidden states and everything seen now."""
         g, c = Graph(), self.config
         self._graph.write_blocks(g, past=True)
@@ -195,7 +196,7 @@ class DecoderRuntime:
         shapes |= {f"new_{name}": shape for name, shape in self._graph.seen_shapes("t", "r").items()}
         return session(g.model(inputs, shapes), self.threads)
 
-    def _level_session(self, level: int) -> InferenceSession:
+    def _level_session(self, level: int) -> onnxruntime.InferenceSession:
         """One level: hidden (q, w, d_model) -> log-probabilities of the level's codes (q, w, sizes[level])."""
         if level not in self._level_sessions:
             g, c = Graph(), self.config

