@@ -472,6 +472,7 @@ def test_no_route_of_the_service_writes_without_a_write_key():
         assert (status == 401) == (security.required_permission(method, path) != "public"), (method, path, status)
     assert needed["write"] == {
         ("POST", "/v1/items"),
+        ("DELETE", "/v1/items"),
         ("PUT", "/v1/items/{id}"),
         ("DELETE", "/v1/items/{id}"),
         ("DELETE", "/v1/jobs/{job}"),
