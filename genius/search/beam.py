@@ -4,14 +4,18 @@ A beam is a node of the trie, so only existing IDs are generated. Log-probabilit
 are ordered by their codes. The result is ranges of the trie's sorted rows.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
 from genius.model.decoder_runtime import DecoderRuntime, State
-from genius.search.kernels import expand_beams, fill_with_nearest, first_beams
+from genius.search.nearest import nearest
+from genius.search.rerank import top
 from genius.search.trie import Trie
 
 Ints = NDArray[np.int64]
@@ -113,6 +117,11 @@ class _Front:
     hi: Ints
     score: Floats  # summed log-probability
 
+    @classmethod
+    def joined(cls, fronts: Iterable["_Front"]) -> "_Front":
+        """The beams of several queries, given in the order of the queries."""
+        return cls(*map(np.concatenate, zip(*(vars(front).values() for front in fronts), strict=True)))
+
     def take(self, which: Mask | Ints) -> "_Front":
         return _Front(*(values[which] for values in vars(self).values()))
 
@@ -141,6 +150,18 @@ class _Front:
         return table
 
 
+class _Children(NamedTuple):
+    """The best descendants of one query's beams, best first."""
+
+    parent: Ints  # (b,) index of the beam in the front
+    lo: Ints  # (b,) the node [lo, hi)
+    hi: Ints
+    score: Floats
+    level: int  # number of codes decided
+    few: bool  # whether the search of the query may stop, because few items are left
+    settled: bool  # whether each beam has one ID
+
+
 class _Search:
     """A chunk of queries that descend the trie together. Finished queries leave; `live` numbers the others."""
 
@@ -155,7 +176,7 @@ class _Search:
         min_modality_ratio: float,
     ) -> None:
         self.decoder, self.trie, self.beam, self.targets = decoder, trie, beam, targets
-        self.min_modality_ratio = min_modality_ratio
+        self.min_log_ratio = math.log(min_modality_ratio) if min_modality_ratio else -math.inf
         self.max_items = 0 if max_items is None else max_items
         # A query stops at this number of items.
         self.enough = self.max_items // BEAM_SHARE if decoder.has_linear_levels else self.max_items
@@ -190,57 +211,93 @@ class _Search:
         nodes = np.argsort(~possible, axis=1, kind="stable")[:, : count.max()]  # padded to the most of any query
         self.state, (scored, *following) = self.decoder.open(z, codes[nodes][..., None][..., : self.trie.levels - 1])
         self.keep_output(following[0] if following else scored)
-        *front, items, settled = first_beams(
-            self.trie.first_diff_level,
-            self.trie.levels,
-            codes,
-            roots,
-            ends,
-            nodes,
-            count,
-            scored,
-            self.targets[self.live] >= 0,
-            self.beam,
-            self.min_modality_ratio,
-        )
-        self.front = _Front(*front)
-        self.leave((items <= self.max_items) | self.done(settled))
+        fronts = [self.first_beams(i, nodes[i, : count[i]], scored[i]) for i in range(len(z))]
+        self.front = _Front.joined(fronts)
+        few = [(front.hi - front.lo).sum() <= self.max_items for front in fronts]
+        settled = [self.trie.have_one_id(front.lo, front.hi).all() for front in fronts]
+        self.leave(np.array(few) | self.done(np.array(settled)))
+
+    def first_beams(self, query: int, nodes: Ints, log_probs: NDArray[np.float32]) -> _Front:
+        """The first beams of a live query. nodes: (w,) nodes of level 1; log_probs: (w, codes), given each node."""
+        lo, hi, codes = (values[nodes] for values in self.trie.roots)
+        given = self.targets[self.live[query]] >= 0
+        score = np.zeros(len(nodes)) if given else log_probs[np.arange(len(nodes)), codes].astype(np.float64)
+        kept: list[int] = []
+        items = 0
+        for node in top(score, self.beam, ties=lo).tolist():
+            if not kept or items < self.beam or score[node] >= score[kept[0]] + self.min_log_ratio:
+                kept.append(node)
+                items += hi[node] - lo[node]
+        rows = query * self.width + np.array(kept)
+        return _Front(np.full(len(kept), query), rows, codes[kept], lo[kept], hi[kept], score[kept])
 
     def descend(self) -> None:
         """Expand all beams by one level, or to the end where the linear head scores all levels, and keep the best."""
-        front, trie = self.front, self.trie
-        query, parent, lo, hi, score, few, settled, reached = expand_beams(
-            trie.codes,
-            trie.first_diff_level,
-            trie.starts,
-            trie.start_bounds,
-            self.level,
-            np.searchsorted(front.query, np.arange(len(self.live) + 1)),
-            front.lo,
-            front.hi,
-            front.score,
-            front.row,
-            self.log_probs,
-            self.state.linear_log_probs,
-            self.decoder.row_bounds,
-            self.beam,
-            self.enough,
-            0 if self.decoder.has_linear_levels else self.max_items,
-            self.tails,
+        front, code_of = self.front, self.trie.codes[self.level]
+        bounds = np.searchsorted(front.query, np.arange(len(self.live) + 1)).tolist()
+        found = [self.expand(i, np.arange(bounds[i], bounds[i + 1])) for i in range(len(self.live))]
+        self.front = _Front.joined(
+            _Front(front.query[own.parent], front.row[own.parent], code_of[own.lo].astype(np.int64), *own[1:4])
+            for own in found
         )
-        code = trie.codes[self.level][lo].astype(np.int64)
-        self.front = _Front(query, front.row[parent], code, lo, hi, score)
+        few, settled = np.array([own.few for own in found]), np.array([own.settled for own in found])
         self.level += 1
         if self.decoder.is_linear(self.level):
-            self.leave(np.ones(len(self.live), dtype=bool), reached)
+            self.leave(np.ones(len(self.live), dtype=bool), np.array([own.level for own in found]))
             return
-        if self.tails and self.level < trie.levels:
+        if self.tails and self.level < self.trie.levels:
             self.finish_tails(settled)
             few = settled = np.zeros(len(self.live), dtype=bool)
         self.leave(few | self.done(settled))
         if len(self.live):
             self.keep_output(self.decoder.step(self.state, *self.inputs(self.front, self.front.code)))
             self.front.row = self.front.query * self.width + self.front.ranks()
+
+    def expand(self, query: int, beams: Ints) -> _Children:
+        """Expand a live query's beams (b,) by one level, and by all later levels that the linear head has scored."""
+        trie, front, level = self.trie, self.front, self.level
+        parent, lo, hi, score = beams, front.lo[beams], front.hi[beams], front.score[beams]
+        while True:
+            child, lo, hi = trie.children(level, lo, hi)
+            parent = parent[child]
+            code = trie.codes[level][lo]
+            if level == self.level:
+                score = score[child] + self.log_probs[front.row[parent], code]
+            else:
+                score = score[child] + self.linear_log_probs(query, level)[code]
+            level += 1
+            best, few, settled = self.choose(level, lo, hi, score)
+            parent, lo, hi, score = parent[best], lo[best], hi[best], score[best]
+            if level == trie.levels or not self.decoder.is_linear(level) or few or (settled and not self.tails):
+                return _Children(parent, lo, hi, score, level, few, settled)
+            if settled:  # only the order of the beams is open
+                for level in range(level, trie.levels):
+                    score += self.linear_log_probs(query, level)[trie.codes[level][lo]]
+                best = top(score, len(score), ties=lo)
+                return _Children(parent[best], lo[best], hi[best], score[best], trie.levels, few, settled)
+
+    def choose(self, level: int, lo: Ints, hi: Ints, score: Floats) -> tuple[Ints, bool, bool]:
+        """Choose the best of one query's nodes, which have `level` codes: their indices, best first; few, settled.
+
+        When the query stops here and the decoder has no linear levels, other nodes of the best beam's modality follow,
+        best first, up to `max_items` items.
+        """
+        fill = 0 if self.decoder.has_linear_levels else self.max_items
+        best = top(score, self.beam + fill, ties=lo)
+        beams, others = best[: self.beam], best[self.beam :]
+        items = int((hi[beams] - lo[beams]).sum())
+        few, settled = items <= self.enough, bool(self.trie.have_one_id(lo[beams], hi[beams]).all())
+        if len(others) and (few or settled or level == self.trie.levels):
+            modality = self.trie.codes[0]
+            others = others[modality[lo[others]] == modality[lo[best[0]]]]
+            fitting = np.searchsorted(np.cumsum(hi[others] - lo[others]), fill - items, side="right")
+            beams = np.concatenate([beams, others[:fitting]])
+        return beams, few, settled
+
+    def linear_log_probs(self, query: int, level: int) -> NDArray[np.float32]:
+        """Log-probabilities of the codes of a linear level for a live query."""
+        bounds = self.decoder.row_bounds - self.decoder.row_bounds[self.decoder.decoder_levels]
+        return self.state.linear_log_probs[query, bounds[level] : bounds[level + 1]]
 
     def finish_tails(self, queries: Mask) -> None:
         """Score the remaining codes of queries whose beams have one ID each, and let these queries leave."""
@@ -284,25 +341,26 @@ class _Search:
             self.found[query] = Beams(front.lo[own], front.hi[own], front.score[own], levels[i], count)
 
     def fill(self, queries: Mask) -> None:
-        """Fill the results of these queries up to `max_items` with the nearest items by codes."""
-        trie = self.trie
+        """Fill the results of these queries up to `max_items` with the nearest items by codes.
+
+        They have the modality of the best beam, and the log-probability of the worst one.
+        """
+        roots, ends, _ = self.trie.roots
         for i in np.flatnonzero(queries).tolist():
             query = int(self.live[i])
             beams = self.found[query]
-            lo, hi, score = fill_with_nearest(
-                trie.codes,
-                trie.first_diff_level,
-                trie.starts,
-                trie.start_bounds,
-                trie.roots[0],
-                self.state.linear_logits[i, 0],
-                self.decoder.row_bounds,
-                beams.lo,
-                beams.hi,
-                beams.logprob,
-                self.max_items,
-            )
-            self.found[query] = Beams(lo, hi, score, beams.level, beams.own)
+            missing = self.max_items - beams.items
+            if missing > 0:
+                root = np.searchsorted(roots, beams.lo[0], side="right") - 1
+                scores, without = self.state.linear_logits[i, 0], (beams.lo, beams.hi)
+                near = nearest(self.trie, (roots[root], ends[root]), scores, self.decoder.row_bounds, missing, without)
+                self.found[query] = Beams(
+                    np.concatenate([beams.lo, near]),
+                    np.concatenate([beams.hi, near + 1]),
+                    np.concatenate([beams.logprob, np.full(len(near), beams.logprob.min())]),
+                    beams.level,
+                    beams.own,
+                )
 
     def drop(self, queries: Mask) -> None:
         if queries.all():

@@ -172,7 +172,7 @@ class Searcher:
             else:
                 candidates = self.trie.order[at]
                 if self.embeddings is not None:
-                    score = by_embedding(embedding[query], self.embeddings[candidates])
+                    score = by_embedding(embedding[query], self.embeddings.take(candidates, axis=0))
                 else:
                     score = by_codes(fused[query], self.trie.ids(at), self._code_vectors)
                 best = top(score, k, ties=candidates)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
-from genius.runtime.compilation import compiled
 
 BLOCK = 65_536  # rows reordered at once
 
@@ -81,6 +80,30 @@ class Trie:
         """The IDs at sorted positions: (...) -> (..., levels)."""
         return self.codes.T[_positions(at)].astype(np.int64)
 
+    def children(self, level: int, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints]:
+        """The children at `level` of nodes [lo, hi) of the level above: parent, lo and hi of each, grouped by parent."""
+        if level + 1 < len(self.start_bounds):
+            starts = self.starts[self.start_bounds[level] : self.start_bounds[level + 1]]
+            # In the type of `starts`, of which numpy would else make a converted copy.
+            first, end = starts.searchsorted(lo.astype(np.int32)), starts.searchsorted(hi.astype(np.int32))
+            parent, at = concatenate_ranges(first, end)
+            child_lo, ends = starts[at].astype(np.int64), np.cumsum(end - first)
+        else:
+            parent, child_lo = concatenate_ranges(lo, hi)
+            is_start = self.first_diff_level[child_lo] <= level
+            is_start[np.cumsum(hi - lo) - (hi - lo)] = True
+            parent, child_lo = parent[is_start], child_lo[is_start]
+            ends = np.cumsum(np.bincount(parent, minlength=len(lo)))
+        child_hi = np.empty_like(child_lo)
+        child_hi[:-1] = child_lo[1:]
+        child_hi[ends - 1] = hi
+        return parent, child_lo, child_hi
+
+    def have_one_id(self, lo: Ints, hi: Ints) -> NDArray[np.bool_]:
+        """Whether all items under a node [lo, hi) share one ID, for each node."""
+        alike: NDArray[np.bool_] = (self.codes[:, lo] == self.codes[:, hi - 1]).all(axis=0)
+        return alike
+
     def matching(self, pattern: Sequence[int | None]) -> Ints:
         """Sorted positions of the IDs that start with these codes. None matches any code."""
         lo, hi, given = 0, len(self), 0
@@ -127,7 +150,7 @@ class Trie:
         by_number = np.argsort(rows)
         order = by_number[_sort_rows(table[by_number])]
         new, numbers = _arranged(table, order), rows[order].astype(np.int32)
-        before = places(self.codes, self.order, new, numbers)
+        before = self._places(new, numbers)
         dtype = np.promote_types(self.codes.dtype, new.dtype)
         merged = np.insert(self.codes.astype(dtype, copy=False), before, new, axis=1)
         joined = np.insert(self.order, before, numbers)
@@ -138,6 +161,18 @@ class Trie:
         first_diff_level[touched] = _differences(merged[:, touched - 1], merged[:, touched])
         first_diff_level[:1] = 0
         return _trie(merged, joined, first_diff_level, tuple(map(max, self.highest, _highest_codes(new))))
+
+    def _places(self, new: Codes, rows: NDArray[np.int32]) -> Ints:
+        """The sorted positions (m,) before which new IDs (levels, m) of these rows (m,) belong: binary search."""
+        lo, hi, each = np.zeros(len(rows), np.int64), np.full(len(rows), len(self)), np.arange(len(rows))
+        while (open := lo < hi).any():
+            middle = np.minimum((lo + hi) // 2, len(self) - 1)  # of a search that has ended: any
+            found = self.codes[:, middle]
+            level = (found != new).argmax(axis=0)  # 0 if they are equal
+            code, other = found[level, each], new[level, each]
+            before = (code < other) | ((code == other) & (self.order[middle] < rows))
+            lo, hi = np.where(open & before, middle + 1, lo), np.where(open & ~before, middle, hi)
+        return lo
 
     def _mask(self, rows: Ints) -> NDArray[np.bool_]:
         """Bool for every row number of the trie and of `rows`: whether it is in `rows`."""
@@ -242,24 +277,7 @@ def node_starts(first_diff_level: NDArray[np.uint8], levels: int) -> tuple[NDArr
 def concatenate_ranges(lo: NDArray[np.integer], hi: NDArray[np.integer]) -> tuple[Ints, Ints]:
     """Concatenate ranges [lo, hi): the index of the range, and the value, of every element."""
     lengths = hi - lo
-    which = np.repeat(np.arange(len(lo)), lengths)
     before = np.cumsum(lengths) - lengths
-    return which, np.arange(len(which)) + (lo - before)[which]
-
-
-@compiled
-def places(codes, order, new, rows):  # type: ignore[no-untyped-def]
-    """Compiled binary search: the sorted positions (m,) before which new IDs (levels, m) of rows (m,) belong."""
-    found = np.empty(len(rows), np.int64)
-    for i in range(len(rows)):
-        lo, hi = 0, len(order)
-        while lo < hi:
-            middle, level = (lo + hi) // 2, 0
-            while level < len(codes) and codes[level, middle] == new[level, i]:
-                level += 1
-            if codes[level, middle] < new[level, i] if level < len(codes) else order[middle] < rows[i]:
-                lo = middle + 1
-            else:
-                hi = middle
-        found[i] = lo
-    return found
+    value = np.repeat(lo - before, lengths)
+    value += np.arange(len(value))
+    return np.repeat(np.arange(len(lo)), lengths), value

@@ -11,7 +11,6 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
-from genius.search import kernels
 from genius.search.trie import Trie, node_starts
 
 few_codes = st.sampled_from([0, 1, 2, 300, 65535])  # few values, so that prefixes are shared; high ones fill sort keys
@@ -23,7 +22,7 @@ codes_tables = st.tuples(st.integers(0, 40), st.integers(1, 6)).flatmap(
 def children(trie: Trie, lo: ArrayLike, hi: ArrayLike, level: int) -> tuple[NDArray[np.int64], ...]:
     """Parent, code, lo and hi of the children of some nodes."""
     nodes = np.asarray(lo, np.int64), np.asarray(hi, np.int64)
-    parent, *child = kernels.children(trie.first_diff_level, trie.starts, trie.start_bounds, level, *nodes)
+    parent, *child = trie.children(level, *nodes)
     return parent, trie.codes[level][child[0]], *child
 
 
