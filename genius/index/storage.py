@@ -203,10 +203,12 @@ def take(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str
 
 def take_table(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str]) -> pa.Table:
     """Like `take`, as an Arrow table."""
-    table = dataset.to_table(columns=list(columns), filter=has_row_id(row_ids), with_row_id=True)
-    found = table["_rowid"].to_numpy().astype(np.int64)
-    order = np.argsort(found)
-    return table.drop_columns("_rowid").take(order[np.searchsorted(found, row_ids, sorter=order)])
+    # The only call of Lance that looks row ids up without planning a scan, which takes half as long again. A test of this
+    # function checks that it keeps the order.
+    table = dataset._take_rows(row_ids.tolist(), list(columns))
+    if len(table) != len(row_ids):
+        raise ValueError(f"{len(row_ids) - len(table)} of {len(row_ids)} rows are missing")
+    return table
 
 
 def to_codes(batch: pa.RecordBatch | pa.Table, header: Header) -> np.ndarray:
