@@ -20,7 +20,6 @@ ENV PATH=/opt/genius/bin:$PATH \
     HOME=/tmp \
     HF_HOME=/tmp/huggingface \
     MALLOC_ARENA_MAX=2 \
-    NUMBA_CACHE_DIR=/tmp/numba \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 10001:10001

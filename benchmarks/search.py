@@ -48,12 +48,12 @@ from genius import Genius, Query
 from genius.errors import GeniusError
 from genius.evaluation.baselines import FaissBaseline, build_baseline
 from genius.search.beam import beam_search
-from genius.search.options import SearchOptions
+from genius.search.options import SearchOptions, automatic_budget
 from genius.search.searcher import MIN_MODALITY_RATIO, Searcher
 from genius.search.trie import Trie
 
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000,100000"
-BEAM, K, BUDGET = 50, 10, 1000
+BEAM, K = 50, 10
 BASELINES = ("flat", "hnsw", "ivfpq")
 LONGEST_BUILD = 900.0  # seconds (default)
 PROBE = 10_000  # items of the graph that tells how long a larger one takes, if none is known
@@ -322,7 +322,7 @@ class Comparison:
 
     def our_search(self, mode: str, target: str) -> Callable[[slice], np.ndarray]:
         material, searcher = self.material, self.rounded if target == "int8" else self.searcher
-        options = SearchOptions(k=K, mode=mode, beam=BEAM, budget=BUDGET)
+        options = SearchOptions(k=K, mode=mode, beam=BEAM)
 
         def search(part: slice) -> np.ndarray:
             targets = material.modality[part] if target == "given" else None
@@ -386,7 +386,7 @@ class Comparison:
             self.searcher.trie,
             self.material.fused[:queries],
             BEAM,
-            max_items=BUDGET if mode == "fast" else None,
+            max_items=automatic_budget(len(self.searcher)) if mode == "fast" else None,
             targets=self.material.modality[:queries] if given else None,
             tails=False,
             min_modality_ratio=0.0 if mode == "generate" else MIN_MODALITY_RATIO,

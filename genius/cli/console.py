@@ -57,7 +57,13 @@ Tasks = Annotated[
     typer.Option(metavar="LIST", help="Comma-separated list of tasks, or of prefixes of their names. Default: all."),
 ]
 Beam = Annotated[int, typer.Option(help="Width of the beam search.")]
-Budget = Annotated[int, typer.Option(help="Maximum number of candidates that mode fast ranks.")]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        help="Maximum number of candidates that mode fast ranks. By default it follows the number of items.",
+        show_default=False,
+    ),
+]
 Where = Annotated[str | None, typer.Option(help=f"Only items that match this filter: {FILTER}")]
 
 

@@ -66,7 +66,7 @@ def search(
 
     query = Query(text=text, image=image, instruction=instruction, target=target)
     check_format(as_json, as_csv)
-    with busy("Searching. The first search on a machine takes about ten seconds longer, to compile the kernels."):
+    with busy("Searching."):
         index = open_index(path, version)
         hits = index.search(
             query, k=k, mode=cast(Mode, mode), beam=beam, budget=budget, ids=read_ids(ids_from), where=where

@@ -24,7 +24,7 @@ from genius.demo.benchmark import PROMPTS
 from genius.demo.collection import CREDITS, EmojiCollection, build_collection
 from genius.demo.gallery import GalleryEntry, gallery, hit_name
 from genius.errors import BadIndex
-from genius.search.options import SearchOptions
+from genius.search.options import automatic_budget
 
 if TYPE_CHECKING:
     from genius.index.index import Index
@@ -94,9 +94,9 @@ def about_page(model: "Genius", items: int) -> tuple[str, str, str]:
     return (
         f"Every item has an ID: a code for its modality, then codes that narrow down its content. {decoder}",
         "The hits on this page come from the default mode, fast. Its beam search over the codes stops as soon as at "
-        f"most {SearchOptions.budget:,} candidates are left, and these are ranked by comparing their embeddings with "
-        "the query. So an ID need not be generated to its last code. A code is coloured if another hit of the same "
-        "query begins with the same codes.",
+        f"most {automatic_budget(items):,} candidates are left, and these are ranked by comparing their embeddings "
+        "with the query. So an ID need not be generated to its last code. A code is coloured if another hit of the "
+        "same query begins with the same codes.",
         f"The index holds {items:,} items: all emoji, including those the model was trained on. The emoji in the "
         "queries were kept out of training.",
     )

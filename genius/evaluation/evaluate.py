@@ -53,7 +53,7 @@ def evaluate(
     settings: Sequence[str] = SETTINGS,
     methods: Sequence[str] = METHODS,
     beam: int = SearchOptions.beam,
-    budget: int = SearchOptions.budget,
+    budget: int | None = SearchOptions.budget,
     limit: int | None = None,
     tasks: Sequence[str] | None = None,
     prompts: str = "first",
@@ -69,7 +69,7 @@ def evaluate(
         settings: Some of "local" and "global".
         methods: Some of METHODS and BASELINES.
         beam: Beam width of the search modes.
-        budget: Number of items that mode "fast" re-ranks at most.
+        budget: Number of items that mode "fast" re-ranks at most. None: it follows the number of candidates.
         limit: Maximum number of queries per task, sampled with a fixed seed.
         tasks: Names of tasks such as "mscoco_task0", or prefixes. Default: all tasks.
         prompts: "first", or "all" for the mean over a task's prompts and the spread between them.
@@ -108,7 +108,7 @@ def evaluate_encoded(
     settings: Sequence[str] = SETTINGS,
     methods: Sequence[str] = METHODS,
     beam: int = SearchOptions.beam,
-    budget: int = SearchOptions.budget,
+    budget: int | None = SearchOptions.budget,
     console: Console | None = None,
     run: RunFolder | None = None,
 ) -> list[TaskResult]:

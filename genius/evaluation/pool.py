@@ -44,7 +44,9 @@ class VectorSearchModel(Protocol):
 class CandidatePool:
     """Candidates in some rows of a split. Indexes and vectors of a method are made when it is first used."""
 
-    def __init__(self, model: VectorSearchModel, split: EncodedSplit, rows: np.ndarray, beam: int, budget: int) -> None:
+    def __init__(
+        self, model: VectorSearchModel, split: EncodedSplit, rows: np.ndarray, beam: int, budget: int | None
+    ) -> None:
         self.model, self.rows, self.beam, self.budget = model, rows, beam, budget
         self.vectors = split.vectors(split.data.text[rows], split.data.image[rows])
         self.codes, self.modality = split.codes[rows], split.data.modality[rows]

@@ -126,11 +126,12 @@ def run_sections(run: dict[str, Any], results: Sequence[TaskResult]) -> Iterator
     """The sections about one run of `genius evaluate`."""
     model, settings = run["model"], SettingResults.all(results)
     limit = f"at most {run['limit']:,} queries per task" if run["limit"] else "all queries"
+    budget = f"{run['budget']:,} candidates" if run["budget"] else "by the number of candidates"
     prompts = "averaged over all prompts" if run["prompts"] == "all" else "first prompt"
     yield Section(
         "Recall",
         text=f"Model {Path(model['name']).name}, fingerprint `{model['fingerprint'][:12]}`; {run['benchmark']}, "
-        f"{run['split']} split, {limit}, {prompts}; beam {run['beam']}, budget {run['budget']:,} candidates.",
+        f"{run['split']} split, {limit}, {prompts}; beam {run['beam']}, budget {budget}.",
     )
     for one in settings:
         pools = "each task in its own pool" if one.setting == "local" else "one pool for all tasks"

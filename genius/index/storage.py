@@ -203,8 +203,7 @@ def take(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str
 
 def take_table(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str]) -> pa.Table:
     """Like `take`, as an Arrow table."""
-    # The only call of Lance that looks row ids up without planning a scan, which takes half as long again. A test of this
-    # function checks that it keeps the order.
+    # The only call of Lance that looks row ids up without planning a scan, which would take half as long again.
     table = dataset._take_rows(row_ids.tolist(), list(columns))
     if len(table) != len(row_ids):
         raise ValueError(f"{len(row_ids) - len(table)} of {len(row_ids)} rows are missing")

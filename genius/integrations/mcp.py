@@ -149,7 +149,7 @@ class IndexTools:
         return not all(future.done() for future in self._indexes.values())
 
     def _open(self, path: Path) -> "Index":
-        """Open an index and run one search, so that model and compiled kernels are loaded. Indexes share models."""
+        """Open an index and run one search, so that model and codes are loaded. Indexes share models."""
         from genius.index.index import Index
 
         try:

@@ -206,7 +206,7 @@ class _Search:
 
     def open(self, z: NDArray[np.float32], possible: Mask) -> None:
         """Score the nodes of level 1 and, in the same pass, the codes of level 2. possible: (q, roots)."""
-        roots, ends, codes = self.trie.roots
+        codes = self.trie.roots[2]
         count = possible.sum(axis=1)
         nodes = np.argsort(~possible, axis=1, kind="stable")[:, : count.max()]  # padded to the most of any query
         self.state, (scored, *following) = self.decoder.open(z, codes[nodes][..., None][..., : self.trie.levels - 1])
@@ -271,8 +271,8 @@ class _Search:
             if level == trie.levels or not self.decoder.is_linear(level) or few or (settled and not self.tails):
                 return _Children(parent, lo, hi, score, level, few, settled)
             if settled:  # only the order of the beams is open
-                for level in range(level, trie.levels):
-                    score += self.linear_log_probs(query, level)[trie.codes[level][lo]]
+                for deeper in range(level, trie.levels):
+                    score += self.linear_log_probs(query, deeper)[trie.codes[deeper][lo]]
                 best = top(score, len(score), ties=lo)
                 return _Children(parent[best], lo[best], hi[best], score[best], trie.levels, few, settled)
 

@@ -1,5 +1,6 @@
 """SearchOptions: how to search, with the defaults of every entry point in one place."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from numbers import Integral
@@ -9,6 +10,14 @@ from genius.errors import GeniusError
 
 Mode = Literal["generate", "rerank", "fast"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+def automatic_budget(items: int) -> int:
+    """Number of items that mode "fast" ranks by similarity unless the user chooses another, by the number of items.
+
+    At least 1,000, and RULE.
+    """
+    return max(1000, round(2 * math.sqrt(items)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +30,8 @@ class SearchOptions:
             generated IDs by similarity (GENIUS^R). "fast" stops decoding once at most `budget` items lie under the
             beams and ranks all of them by similarity.
         beam: Number of IDs decoded at once. Values below `k` act as `k`.
-        budget: Maximum number of items ranked by similarity in mode "fast". Values below `k` act as `k`.
+        budget: Maximum number of items ranked by similarity in mode "fast". Values below `k` act as `k`. None: see
+            `automatic_budget`.
         where: SQL filter on id, text, modality and metadata, such as "lang = 'en' AND year >= 2000".
         ids: Search only these items.
 
@@ -32,13 +42,14 @@ class SearchOptions:
     k: int = 10
     mode: Mode = "fast"
     beam: int = 50
-    budget: int = 1000
+    budget: int | None = None
     where: str | None = None
     ids: Collection[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("k", "beam", "budget"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), at_least=1))
+            if name != "budget" or self.budget is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), at_least=1))
         if isinstance(self.ids, str):
             raise GeniusError(f"ids is the string {self.ids!r}. Write a list of ids.")
         if self.ids is not None and (
@@ -56,7 +67,7 @@ class SearchKeywords(TypedDict, total=False):
 
     mode: Mode
     beam: int
-    budget: int
+    budget: int | None
     where: str | None
     ids: Collection[str] | None
 

@@ -4,16 +4,19 @@ By codes, an item is represented by the sum of its code vectors, so no embedding
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
+import onnx
+import onnxruntime
 from numpy.typing import ArrayLike, NDArray
+
+from genius.runtime.onnx_graph import Graph, session
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 BLOCK = 4096  # items decoded at once
-_SCALE = np.float32(2.0**112)  # difference of the exponents' zeros of float32 and float16
-_SIGN_AND_VALUE = np.int32(-0x70000001)  # all bits but the copies of the sign
 
 
 def by_embedding(query: ArrayLike, embeddings: ArrayLike) -> Floats:
@@ -21,24 +24,20 @@ def by_embedding(query: ArrayLike, embeddings: ArrayLike) -> Floats:
 
     Embeddings may be float32, or float16 as an index keeps them: 1,000 of 256 dimensions take 0.1 ms.
     """
-    vector, vectors = np.asarray(query, np.float32), np.asarray(embeddings)
+    vectors = np.asarray(embeddings)
     if vectors.dtype == np.float16:
-        vector, vectors = vector * _SCALE, _scaled_down(vectors)
+        vectors = _to_float32().run(None, {"half": vectors})[0]
     # Unlike a matrix product, einsum gives equal rows equal sums wherever they stand, so ties stay ties.
-    products: Floats = np.einsum("nd,d->n", np.asarray(vectors, np.float32), vector)
+    products: Floats = np.einsum("nd,d->n", np.asarray(vectors, np.float32), np.asarray(query, np.float32))
     return products
 
 
-def _scaled_down(vectors: NDArray[np.float16]) -> Floats:
-    """Finite float16 values divided by _SCALE, exactly, in float32: four times as quick as a conversion by numpy.
-
-    The bits of a float16 are moved to the places that a float32 has for sign, exponent and fraction. The exponent then
-    counts from another zero, which is the division.
-    """
-    bits = vectors.view(np.int16).astype(np.int32)  # the sign fills the upper half
-    bits <<= 13
-    bits &= _SIGN_AND_VALUE
-    return bits.view(np.float32)
+@cache
+def _to_float32() -> onnxruntime.InferenceSession:
+    """Converts float16 vectors (n, d), ten times as fast as numpy does."""
+    graph = Graph()
+    graph.node("Cast", "half", to=onnx.TensorProto.FLOAT, output="single")
+    return session(graph.model({"half": (np.float16, ["n", "d"])}, {"single": ["n", "d"]}), threads=1)
 
 
 def by_codes(query: ArrayLike, codes: ArrayLike, vectors: "CodeVectors") -> Floats:

@@ -12,7 +12,7 @@ import numpy as np
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.search.beam import Beams, beam_search
-from genius.search.options import SearchOptions
+from genius.search.options import SearchOptions, automatic_budget
 from genius.search.rerank import CodeVectors, by_codes, by_embedding, top
 from genius.search.results import BatchResult, Branch, SearchTrace, TopK
 from genius.search.trie import Trie, concatenate_ranges
@@ -148,12 +148,13 @@ class Searcher:
         targets = _target_codes(targets, len(fused))
         if not len(self):
             return [_NO_BEAMS] * len(fused)
+        budget = automatic_budget(len(self)) if options.budget is None else options.budget
         return beam_search(
             self.model.decoder_runtime,
             self.trie,
             fused,
             max(options.beam, options.k),
-            max_items=max(options.budget, options.k) if options.mode == "fast" else None,
+            max_items=max(budget, options.k) if options.mode == "fast" else None,
             targets=targets,
             tails=options.mode == "generate",
             min_modality_ratio=0.0 if options.mode == "generate" else MIN_MODALITY_RATIO,

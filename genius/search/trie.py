@@ -81,7 +81,7 @@ class Trie:
         return self.codes.T[_positions(at)].astype(np.int64)
 
     def children(self, level: int, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints]:
-        """The children at `level` of nodes [lo, hi) of the level above: parent, lo and hi of each, grouped by parent."""
+        """The children at `level` of nodes [lo, hi) of the level above: parent, lo, hi of each, grouped by parent."""
         if level + 1 < len(self.start_bounds):
             starts = self.starts[self.start_bounds[level] : self.start_bounds[level + 1]]
             # In the type of `starts`, of which numpy would else make a converted copy.

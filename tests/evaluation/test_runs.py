@@ -59,7 +59,7 @@ def test_run_json_says_what_was_measured(folder: Path, model: Genius, bench: Ben
         "bytes_per_item": 11 / 8,
         "int8": False,
     }
-    assert (run["benchmark"], run["split"], run["beam"], run["budget"]) == (bench.root.name, "test", 50, 1000)
+    assert (run["benchmark"], run["split"], run["beam"], run["budget"]) == (bench.root.name, "test", 50, None)
     assert (run["limit"], run["prompts"]) == (None, "first")
     assert run["seconds"] > 0
     assert [one["level"] for one in run["codebooks"]] == [1, 2, 3, 4]

@@ -1,11 +1,14 @@
-"""Metadata fields as columns: their kinds, and which values go into them."""
+"""Metadata fields as columns: their kinds, and which values go into them. Rows by their row ids."""
 
+from pathlib import Path
 from typing import Any
 
+import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from genius.index.storage import MAX_FIELDS, field_columns
+from genius.index.storage import MAX_FIELDS, field_columns, take
 
 
 def columns(*records: dict[str, Any], known: dict[str, str] | None = None) -> dict[str, list[Any]]:
@@ -60,3 +63,19 @@ def test_there_are_only_so_many_columns():
     made = columns({f"f{i}": i for i in range(MAX_FIELDS + 10)}, known={"old": "text"})
     assert len(made) == MAX_FIELDS
     assert made["old"] == [None]
+
+
+def test_rows_are_read_in_the_order_of_their_row_ids_after_deletion_and_compaction(tmp_path: Path) -> None:
+    for start in (0, 100):
+        rows = pa.table({"id": [f"i{n}" for n in range(start, start + 100)], "n": range(start, start + 100)})
+        mode = "append" if start else "create"
+        dataset = lance.write_dataset(rows, tmp_path / "items.lance", mode=mode, enable_stable_row_ids=True)
+    dataset.delete("n % 3 = 0")
+    for step in ("deleted", "compacted"):
+        if step == "compacted":
+            dataset.optimize.compact_files()
+            dataset = lance.dataset(tmp_path / "items.lance")
+        assert take(dataset, np.array([199, 1, 100, 1]), ["id"]) == [{"id": f"i{n}"} for n in (199, 1, 100, 1)]
+        with pytest.raises(ValueError, match="1 of 2 rows are missing"):
+            take(dataset, np.array([1, 3]), ["id"])
+    assert take(dataset, np.zeros(0, np.int64), ["id"]) == []

@@ -769,7 +769,7 @@ def test_a_proxy_is_not_asked_for_this_machine(monkeypatch):
 
 
 def test_it_is_light_to_import():
-    heavy = ("torch", "numpy", "lance", "pyarrow", "numba", "onnxruntime", "fastapi")
+    heavy = ("torch", "numpy", "lance", "pyarrow", "onnxruntime", "fastapi")
     code = f"import sys, genius.integrations.client; print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -12,6 +12,7 @@ SIZES = (2, 4, 3, 5)
 BOUNDS = np.cumsum([3, *SIZES])
 exact = settings(deadline=None, derandomize=True, max_examples=60)
 
+
 @st.composite
 def collections(draw: st.DrawFn) -> NDArray[np.uint16]:
     rows = st.tuples(*(st.integers(0, size - 1) for size in SIZES))

@@ -104,7 +104,7 @@ export function search(query, image, signal) {
     k: query.k,
     mode: query.mode,
     beam: query.beam,
-    budget: query.budget,
+    budget: query.budget || null,
     where: query.where || null,
     explain: true,
   };

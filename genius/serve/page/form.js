@@ -76,6 +76,7 @@ export function read() {
 
 function number(name) {
   const { value, min, max } = $(name);
+  if (!value) return DEFAULTS[name];
   return Math.min(Number(max), Math.max(Number(min), Math.round(Number(value)))) || DEFAULTS[name];
 }
 

@@ -8,7 +8,7 @@ export const DEFAULTS = Object.freeze({
   mode: "fast",
   k: 24,
   beam: 50,
-  budget: 1000,
+  budget: "", // follows the size of the index
   where: "",
   instruction: "",
   index: "",
@@ -41,7 +41,7 @@ export function readQuery() {
   const query = { ...DEFAULTS };
   for (const name of Object.keys(DEFAULTS)) {
     const value = parameters.get(name);
-    if (value === null) continue;
+    if (!value) continue;
     if (NUMBERS.includes(name)) query[name] = Math.max(1, Math.floor(Number(value))) || DEFAULTS[name];
     else if (!CHOICES[name] || CHOICES[name].includes(value)) query[name] = value;
   }
