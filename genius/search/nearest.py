@@ -7,7 +7,10 @@ from genius.search.trie import Trie, concatenate_ranges
 
 Ints = NDArray[np.int64]
 
-COMPARED = 16  # items compared by all codes for each item that is wanted
+COMPARED = 16  # items compared by their codes for each item that is wanted
+EARLY, KEPT = 5, 3  # after this number of further levels, this number is left for each item that is wanted
+MANY = 512  # items wanted, from which on it pays to drop others early
+SAMPLED = 16  # one in this number of scores tells which items to drop
 MIN_NODES = 32  # nodes of a level that are followed at least
 
 
@@ -21,7 +24,7 @@ def nearest(
 ) -> Ints:
     """Sorted positions of `count` items whose codes have the highest summed scores, in ascending order.
 
-    Follows the best nodes of each level until few enough items lie under them, then compares these by all codes.
+    Follows the best nodes of each level until few enough items lie under them, then compares these by the other codes.
 
     Args:
         trie: The IDs of the collection.
@@ -41,12 +44,16 @@ def nearest(
         lo, hi, score = lo[best], hi[best], score[best]
         level += 1
     which, at = concatenate_ranges(lo, hi)
+    allowed = np.ones(len(at), np.bool_)
+    allowed[concatenate_ranges(*(np.searchsorted(at, edge) for edge in without))[1]] = False
+    which, at = which[allowed], at[allowed]
     score = score[which]
     for deeper in range(level, trie.levels):
+        if deeper == level + EARLY and len(at) > 2 * KEPT * count and count >= MANY:
+            likely = _about_highest(score, KEPT * count)
+            at, score = at[likely], score[likely]
         score += scores[bounds[deeper] :].take(trie.codes[deeper].take(at))
-    left_out = concatenate_ranges(*(np.searchsorted(at, edge) for edge in without))[1]
-    score[left_out] = -np.inf
-    return at[_highest(score, min(count, len(at) - len(left_out)))]
+    return at[_highest(score, min(count, len(at)))]
 
 
 def _best_nodes(score: NDArray[np.float32], items: Ints, wanted: int) -> Ints:
@@ -54,6 +61,13 @@ def _best_nodes(score: NDArray[np.float32], items: Ints, wanted: int) -> Ints:
     order = np.argsort(-score)
     end = int(np.searchsorted(np.cumsum(items[order]), wanted)) + 1
     return np.sort(order[: max(end, MIN_NODES)])
+
+
+def _about_highest(score: NDArray[np.float32], count: int) -> Ints:
+    """Indices of about the `count` highest scores, in ascending order: an exact number would take far longer."""
+    sample = score[::SAMPLED]
+    rank = len(sample) - count // SAMPLED
+    return np.flatnonzero(score >= np.partition(sample, rank)[rank])
 
 
 def _highest(score: NDArray[np.float32], count: int) -> Ints:

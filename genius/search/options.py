@@ -1,6 +1,5 @@
 """SearchOptions: how to search, with the defaults of every entry point in one place."""
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from numbers import Integral
@@ -10,14 +9,16 @@ from genius.errors import GeniusError
 
 Mode = Literal["generate", "rerank", "fast"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+MIN_BUDGET = 1000
 
 
 def automatic_budget(items: int) -> int:
     """Number of items that mode "fast" ranks by similarity unless the user chooses another, by the number of items.
 
-    At least 1,000, and RULE.
+    The number grows a little more slowly than the collection, so that the share of the ten nearest items that is found
+    stays above 95 %. docs/search.md has the measurements.
     """
-    return max(1000, round(2 * math.sqrt(items)))
+    return max(MIN_BUDGET, round(items**0.75 / 18))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from genius.search.nearest import nearest
+from genius.search.nearest import MANY, nearest
 from genius.search.trie import Trie
 
 SIZES = (2, 4, 3, 5)
@@ -50,3 +50,18 @@ def test_nearest_follows_the_best_nodes_of_a_large_collection() -> None:
     best = np.argsort(-total)[:50]
     assert np.isin(best, got).mean() > 0.9
     assert len(set(got.tolist())) == 50
+
+
+def test_items_that_are_dropped_early_are_not_the_nearest() -> None:
+    rng = np.random.default_rng(1)
+    sizes = (1, *[8] * 9)
+    codes = np.stack([rng.integers(0, size, 60_000) for size in sizes], axis=1).astype(np.uint16)
+    trie, bounds = Trie(codes), np.cumsum([3, *sizes])
+    weight = np.concatenate([np.zeros(4), np.repeat(0.7 ** np.arange(9), 8)])
+    products = (rng.standard_normal(bounds[-1]) * weight).astype(np.float32)
+    total = sum(products[bounds[level] + trie.codes[level].astype(int)] for level in range(1, 10))
+    without = np.argsort(-total)[:2000]
+    got = nearest(trie, (0, len(trie)), products, bounds, 2 * MANY, (without, without + 1))
+    assert len(set(got.tolist())) == 2 * MANY
+    assert not np.isin(got, without).any()
+    assert np.isin(np.argsort(-total)[2000 : 2000 + 2 * MANY], got).mean() > 0.95

@@ -12,7 +12,7 @@ from genius.encoders.base import Vectors
 from genius.errors import GeniusError
 from genius.model.genius import Genius
 from genius.search.beam import beam_search
-from genius.search.options import MODES, SearchOptions
+from genius.search.options import MODES, SearchOptions, automatic_budget
 from genius.search.results import TopK
 from genius.search.searcher import SPARE, AppendBuffer, Searcher
 
@@ -241,6 +241,27 @@ def test_nothing_is_found_in_an_empty_collection(searcher, queries):
     found = ask(searcher.remove(np.arange(N)), queries, k=3)
     assert found.rows.shape == found.scores.shape == (QUERIES, 3)
     assert (found.rows == -1).all()
+
+
+def test_the_budget_follows_the_number_of_items_unless_it_is_given(searcher, queries, monkeypatch):
+    seen = []
+
+    def search(*args, max_items, **kwargs):
+        seen.append(max_items)
+        return beam_search(*args, max_items=max_items, **kwargs)
+
+    monkeypatch.setattr("genius.search.searcher.beam_search", search)
+    monkeypatch.setattr("genius.search.options.MIN_BUDGET", 1)
+    half = searcher.restrict(np.arange(0, N, 2))
+    for each, options in ((searcher, {}), (half, {}), (searcher, {"budget": 7}), (searcher, {"mode": "rerank"})):
+        ask(each, queries, k=1, **options)
+    assert seen == [automatic_budget(N), automatic_budget(N // 2), 7, None]
+    assert seen[1] < seen[0]
+
+
+def test_the_automatic_budget_grows_more_slowly_than_the_collection():
+    sizes = [0, 10, 10_000, 100_000, 1_000_000, 5_600_000]
+    assert [automatic_budget(size) for size in sizes] == [1000, 1000, 1000, 1000, 1757, 6395]
 
 
 @pytest.mark.parametrize(
