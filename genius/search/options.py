@@ -1,5 +1,6 @@
 """SearchOptions: how to search, with the defaults of every entry point in one place."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from numbers import Integral
@@ -18,7 +19,7 @@ def automatic_budget(items: int) -> int:
     The number grows a little more slowly than the collection, so that the share of the ten nearest items that is found
     stays above 95 %. docs/search.md has the measurements.
     """
-    return max(MIN_BUDGET, round(float(items) ** 0.75 / 18))
+    return max(MIN_BUDGET, round(math.pow(items, 0.75) / 18))
 
 
 @dataclass(frozen=True, kw_only=True)

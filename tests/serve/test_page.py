@@ -282,6 +282,17 @@ def test_options_are_sent(visit: Visit) -> None:
     expect(shown).to_have_count(3)
 
 
+def test_a_budget_is_sent_if_it_is_given(visit: Visit) -> None:
+    page = visit("/?q=star")
+    page.click("#options summary")
+    for budget, expected in (("20", 20), ("", None)):
+        page.fill("#budget", budget)
+        _, body = sent(page, lambda: page.press("#budget", "Enter"))
+        assert json.loads(body)["budget"] == expected
+        assert ("budget=20" in page.url) == bool(budget)
+        page.click("#options summary")
+
+
 def test_a_filter_that_nothing_satisfies_can_be_taken_away(visit: Visit) -> None:
     page = visit("/?q=star&where=colour+%3D+'pink'")
     expect(page.locator("#none")).to_be_visible()
