@@ -1,5 +1,7 @@
 """Search options: what is refused, and with which sentence."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,13 @@ from genius.errors import GeniusError
 from genius.search.options import SearchOptions, search_options
 
 
-@pytest.mark.parametrize("name", ["k", "beam", "budget"])
-@pytest.mark.parametrize("value", [1.5, True, "3", None, [3], float("nan"), np.float32(2)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *itertools.product(["k", "beam", "budget"], [1.5, True, "3", [3], float("nan"), np.float32(2)]),
+        *[("k", None), ("beam", None)],  # a budget of None follows the number of items
+    ],
+)
 def test_what_is_no_whole_number_is_refused(name, value):
     with pytest.raises(GeniusError, match=f"{name} is .*; it must be a whole number"):
         SearchOptions(**{name: value})
