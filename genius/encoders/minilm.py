@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from genius.encoders.backbone_files import FOLDER, BackboneWeights, damaged
 from genius.encoders.base import equal_length_batches
 from genius.encoders.model_files import reason
-from genius.runtime.int8 import linear_layers
+from genius.runtime.int8 import InputRange, linear_layers
 from genius.runtime.onnx_graph import Graph, Inputs, session
 from genius.runtime.threads import over_blocks
 
@@ -25,6 +25,8 @@ LAYERS = 6
 HEADS = 12
 MAX_TOKENS = 128
 EPSILON = 1e-12
+AFTER_NORM, OTHERWISE = 0.65, 0.5  # balance of the inputs' factors in eight bits: see `InputRange`
+LOWEST_GELU = -0.17
 TOKENS_A_BATCH = 1024
 IDS: Inputs = {"ids": (np.int64, ["n", "tokens"])}
 
@@ -66,18 +68,26 @@ def _layer(g: Graph, x: str, by_head: str, weights: BackboneWeights, at: str, in
     w, b = (weights.floats(f"{at}qkv.{kind}").reshape(3, WIDTH, -1) for kind in ("weight", "bias"))
     scale = np.float32((WIDTH // HEADS) ** -0.5)
     w[0], b[0] = w[0] * scale, b[0] * scale  # of the attention's products
-    parts = linear_layers(g, x, [(w[i], b[i, :, 0]) for i in range(3)], int8)
+    known = _range(weights, f"{at}qkv", AFTER_NORM) if int8 else None
+    parts = linear_layers(g, x, [(w[i], b[i, :, 0]) for i in range(3)], known)
     q, k, v = (g.node("Reshape", part, by_head) for part in parts)  # each (n, tokens, heads, 32)
     attention = g.node("Softmax", g.node("MatMul", g.transpose(q, 0, 2, 1, 3), g.transpose(k, 0, 2, 3, 1)), axis=-1)
     attended = g.transpose(g.node("MatMul", attention, g.transpose(v, 0, 2, 1, 3)), 0, 2, 1, 3)
-    attended = _linear(g, g.reshape(attended, -1, WIDTH), weights, f"{at}attended", int8)
+    known = _range(weights, f"{at}attended", OTHERWISE) if int8 else None
+    attended = _linear(g, g.reshape(attended, -1, WIDTH), weights, f"{at}attended", known)
     x = _norm(g, g.node("Add", attended, x), weights, f"{at}norm_1")
-    wide = g.gelu(_linear(g, x, weights, f"{at}up", int8))
-    return _norm(g, g.node("Add", _linear(g, wide, weights, f"{at}down", int8), x), weights, f"{at}norm_2")
+    known = _range(weights, f"{at}up", AFTER_NORM) if int8 else None
+    wide = g.gelu(_linear(g, x, weights, f"{at}up", known))
+    known = _range(weights, f"{at}down", OTHERWISE, lowest=LOWEST_GELU) if int8 else None
+    return _norm(g, g.node("Add", _linear(g, wide, weights, f"{at}down", known), x), weights, f"{at}norm_2")
 
 
-def _linear(g: Graph, x: str, weights: BackboneWeights, name: str, int8: bool) -> str:
-    return linear_layers(g, x, [(weights.floats(f"{name}.weight"), weights.floats(f"{name}.bias"))], int8)[0]
+def _linear(g: Graph, x: str, weights: BackboneWeights, name: str, known: InputRange | None) -> str:
+    return linear_layers(g, x, [(weights.floats(f"{name}.weight"), weights.floats(f"{name}.bias"))], known)[0]
+
+
+def _range(weights: BackboneWeights, name: str, balance: float, lowest: float | None = None) -> InputRange:
+    return InputRange(weights.floats(f"{name}.largest"), balance, lowest)
 
 
 def _norm(g: Graph, x: str, weights: BackboneWeights, name: str) -> str:

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from genius.runtime.int8 import STEPS, int8_product, quantized, quantized_relu
+from genius.runtime.int8 import (
+    STEPS,
+    InputRange,
+    Layer,
+    int8_product,
+    linear_layers,
+    quantized,
+    quantized_relu,
+)
 from genius.runtime.onnx_graph import Graph, session
 
 
@@ -52,3 +60,46 @@ def test_the_largest_sums_of_bytes_are_exact(sign: int, positive: bool) -> None:
     np.testing.assert_allclose(in_bytes(x, weight, positive), np.full((7, 9), sign * 3072.0), rtol=1e-5)
     mixed = np.where(np.arange(2048) % 2, x, -x)
     np.testing.assert_allclose(in_bytes(mixed, np.sign(mixed[:1]) * weight), np.full((7, 9), sign * 3072.0), rtol=1e-5)
+
+
+# Linear layers
+
+
+def layer_outputs(x: NDArray[np.float32], layers: list[Layer], int8: InputRange | None) -> list[NDArray[np.float32]]:
+    graph = Graph()
+    for number, y in enumerate(linear_layers(graph, "x", layers, int8)):
+        graph.node("Identity", y, output=f"y{number}")
+    shapes = {f"y{number}": ["rows", len(bias)] for number, (_, bias) in enumerate(layers)}
+    model = graph.model({"x": (np.float32, ["rows", x.shape[1]])}, shapes)
+    return session(model, threads=1).run(None, {"x": x})
+
+
+@pytest.mark.parametrize("lowest", [None, -0.17])
+def test_linear_layers_in_eight_bits_bear_a_channel_that_is_far_larger_than_the_others(lowest: float | None) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((50, 64)).astype(np.float32)
+    x = x if lowest is None else np.maximum(x, lowest)
+    x[:, 7] = 40 + x[:, 7]
+    layers = [
+        (rng.standard_normal((n, 64)).astype(np.float32), rng.standard_normal(n).astype(np.float32)) for n in (5, 9)
+    ]
+    exact = layer_outputs(x, layers, None)
+    for (weight, bias), y in zip(layers, exact, strict=True):
+        np.testing.assert_allclose(y, x @ weight.T + bias, atol=1e-4)
+    known = InputRange(np.abs(x).max(axis=0), 0.5, lowest)
+    unknown = InputRange(np.full(64, 40, np.float32), 1.0, lowest)
+    for of_known, of_unknown, y in zip(*(layer_outputs(x, layers, r) for r in (known, unknown)), exact, strict=True):
+        error, other = (np.abs(found - y).mean() for found in (of_known, of_unknown))
+        assert error < 0.01 * np.abs(y).mean()
+        assert error < 0.6 * other
+
+
+def test_a_row_in_eight_bits_depends_on_no_other_row() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((6, 32)).astype(np.float32) * np.array([[1], [100], [0], [1e-3], [1], [7]], np.float32)
+    layers = [(rng.standard_normal((8, 32)).astype(np.float32), np.ones(8, np.float32))]
+    known = InputRange(np.ones(32, np.float32), 0.5)
+    (together,) = layer_outputs(x, layers, known)
+    for row in range(len(x)):
+        np.testing.assert_array_equal(layer_outputs(x[row : row + 1], layers, known)[0], together[row : row + 1])
+    np.testing.assert_array_equal(together[2], np.ones(8))  # a row of zeros has the bias alone
