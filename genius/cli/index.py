@@ -326,8 +326,10 @@ def index_versions(path: IndexPath, as_json: AsJson = False) -> None:
 @index_app.command(
     "verify",
     epilog=examples(
+        "genius index verify photos.genius",
         "genius index verify photos.genius --deep",
-        notes="Exit status 1: problems were found. They are listed with the commands that repair them.",
+        notes="All files are compared with the checksums that were recorded when they were written. Exit status 1: "
+        "problems were found. They are listed with the commands that repair them.",
     ),
 )
 def index_verify(
@@ -340,28 +342,46 @@ def index_verify(
         bool,
         typer.Option(
             "--drop-damaged",
-            help="First remove the items in unreadable files, so that the rest of the index works again.",
+            help="First remove the items in damaged files, so that the rest of the index works again.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check an index: its files, model, ids, codes, embeddings, texts and images."""
-    index = open_index(path)
+    from genius.index.index import Index
+    from genius.index.lance_errors import Unreadable
+
+    try:
+        index = open_index(path)
+    except Unreadable:
+        problems = Index.verify_files(path)
+        if not problems:
+            raise
+        if as_json:
+            print_json({"items": None, "problems": [asdict(problem) for problem in problems]})
+        else:
+            _show_problems(problems)
+        raise typer.Exit(1) from None
     if drop_damaged:
         dropped = index.drop_damaged()
         if not as_json:
             say(f"{counted(dropped, 'item')} removed from {path}. Add what was lost again from its source.")
-    problems = index.verify(sample, deep, progress=True)
+    problems, unchecked = index.verify(sample, deep, progress=True), len(index.files_without_checksum())
     if as_json:
-        print_json({"items": len(index), "problems": [asdict(problem) for problem in problems]})
+        found = [asdict(problem) for problem in problems]
+        print_json({"items": len(index), "files_without_checksum": unchecked, "problems": found})
         raise typer.Exit(1 if problems else 0)
-    _show_problems(index, problems)
+    if unchecked:
+        say(
+            f"No checksum recorded for {counted(unchecked, 'file')} of {path}. Record them with: genius index compact {path}"
+        )
+    if problems:
+        _show_problems(problems)
+        raise typer.Exit(1)
+    stdout().print(Text(f"{path} is in order: {counted(len(index), 'item')}.", style="green"))
 
 
-def _show_problems(index: "Index", problems: "list[IndexProblem]") -> None:
-    if not problems:
-        stdout().print(Text(f"{index.path} is in order: {counted(len(index), 'item')}.", style="green"))
-        return
+def _show_problems(problems: "list[IndexProblem]") -> None:
     counts = Counter(problem.kind for problem in problems)
     shown: list[IndexProblem] = []
     for kind, count in counts.items():
@@ -376,7 +396,41 @@ def _show_problems(index: "Index", problems: "list[IndexProblem]") -> None:
     complain("To repair:")
     for repair in list(dict.fromkeys(problem.repair for problem in shown))[:SHOWN]:
         complain(f"  {repair}")
-    raise typer.Exit(1)
+
+
+@index_app.command(
+    "restore",
+    epilog=examples(
+        "genius index restore photos.genius",
+        "genius index restore photos.genius --version 7",
+        notes="Items that were added, changed or deleted since that version are as they were then. Damaged files are "
+        "moved to the folder quarantine of the index; nothing is deleted.",
+    ),
+)
+def index_restore(
+    path: IndexPath,
+    version: Annotated[
+        int | None, typer.Option(metavar="N", help="The version to go back to. Default: the newest one without damage.")
+    ] = None,
+) -> None:
+    """Go back to an earlier version of an index, for example if the newest one is damaged."""
+    from genius.index.index import Index
+
+    report = Index.restore(path, version)
+    items = counted(report.items, "item")
+    if report.version == report.restored:
+        say(f"Version {report.version} of {path} is the newest one and whole: {items}.")
+    else:
+        say(f"{path} is at version {report.restored} again: {items}, as version {report.version}.")
+    if report.set_aside:
+        say(f"{counted(len(report.set_aside), 'file')} moved to {path / 'quarantine'}:")
+        for file in report.set_aside[:SHOWN]:
+            say(f"  {file}")
+        if len(report.set_aside) > SHOWN:
+            say(f"  ... and {len(report.set_aside) - SHOWN:,} more")
+    if report.damaged:
+        complain(f"Files of this version are damaged. List them with: genius index verify {path}")
+        raise typer.Exit(SOME_BAD)
 
 
 @index_app.command(

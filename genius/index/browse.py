@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from genius.index.snapshot import Snapshot, reading
+from genius.index.snapshot import Snapshot
 from genius.index.storage import ITEM_COLUMNS, code_columns, row_to_item, take
 from genius.search.results import CodeChild, CodedItem, CodePage
 
@@ -12,7 +12,7 @@ from genius.search.results import CodeChild, CodedItem, CodePage
 def coded_items(snapshot: Snapshot, row_ids: np.ndarray) -> list[CodedItem]:
     """Read the items of these row ids with their codes."""
     columns = code_columns(snapshot.header)
-    with reading(snapshot.dataset):
+    with snapshot.reading():
         records = take(snapshot.dataset, row_ids, [*ITEM_COLUMNS, *columns])
     return [CodedItem(row_to_item(record), tuple(record[column] for column in columns)) for record in records]
 

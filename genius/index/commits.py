@@ -1,10 +1,13 @@
-"""Commits: changes of an index that are either complete or not there at all, also after a power cut."""
+"""Commits: changes of an index that are either complete or not there at all, also after a power cut.
+
+Each commit records the checksums of its files.
+"""
 
 import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,25 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata, write_fragments
 from lance.optimize import Compaction
 
-from genius.errors import BadIndex
-from genius.index.lance_errors import lance_reason
+from genius.errors import BadIndex, GeniusError
+from genius.index.checksums import (
+    HINT,
+    MANIFESTS,
+    TRANSACTIONS,
+    Checksums,
+    DamagedChecksums,
+    compute,
+    data_checksums,
+    known_checksums,
+    manifests,
+    read_checksums,
+    recorded_versions,
+    remove_checksums,
+    sync,
+    version_files,
+    write_checksums,
+)
+from genius.index.lance_errors import lance_errors, lance_reason
 from genius.index.storage import ITEMS, Header, has_row_id
 
 MERGED_ROWS = 65_536
@@ -58,7 +78,7 @@ def create_dataset(folder: Path, header: Header) -> lance.LanceDataset:
     """Create a dataset without rows in a folder."""
     files = _Files(folder / ITEMS)
     dataset = lance.write_dataset(header.schema().empty_table(), folder / ITEMS, mode="create", **_STORAGE)
-    files.sync()
+    files.after_commit(dataset)
     return dataset
 
 
@@ -95,8 +115,9 @@ def add_fields(dataset: lance.LanceDataset, columns: Sequence[pa.Field]) -> lanc
     """Add columns of nulls."""
     files = _Files(dataset.uri)
     changed = dataset.checkout_version(dataset.version)  # a copy: a snapshot may use the other one
+    files.before_commit(dataset.version)
     changed.add_columns(list(columns))
-    files.sync()
+    files.after_commit(changed)
     return changed
 
 
@@ -123,6 +144,7 @@ def compact(dataset: lance.LanceDataset, keep: timedelta | None) -> tuple[lance.
         delete_unverified=True,
         error_if_tagged_old_versions=False,
     )
+    record_checksums(changed)
     return changed, CompactReport(
         files_merged=before - len(changed.get_fragments()),
         versions_removed=removed.old_versions,
@@ -155,60 +177,138 @@ def _merge(dataset: lance.LanceDataset, rows: int) -> lance.LanceDataset | None:
     if not plan.num_tasks():
         return None
     merged = [task.execute(dataset) for task in plan.tasks]
-    files.sync()
+    files.before_commit(dataset.version)
     changed = dataset.checkout_version(dataset.version)  # a copy: a snapshot may use the other one
     Compaction.commit(changed, merged)
-    files.sync()
-    return changed.checkout_version(changed.latest_version)
+    changed = changed.checkout_version(changed.latest_version)
+    files.after_commit(changed)
+    return changed
+
+
+def go_back(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
+    """Make an earlier version the latest one, in one commit on top of `dataset`.
+
+    The header is changed with it (see `Header.restored`). Lance has no operation for both, so the changed header is
+    written as a detached version, which nobody sees, and that is restored.
+    """
+    files = _Files(dataset.uri)
+    old = dataset.checkout_version(version)
+    header = replace(Header.of(old), restored=dataset.version + 1)
+    update = lance.LanceOperation.UpdateConfig(
+        schema_metadata_updates=lance.LanceOperation.UpdateMap({**header.metadata()})
+    )
+    detached = lance.LanceDataset.commit(old, update, read_version=version, detached=True)
+    leftovers = files.new()
+    try:
+        return files.commit(dataset, lance.LanceOperation.Restore(detached.version), data_checksums(files.folder))
+    finally:
+        for leftover in leftovers:
+            with suppress(OSError):
+                os.unlink(leftover)
+
+
+def record_checksums(dataset: lance.LanceDataset) -> None:
+    """Record the checksums of all files of a version that have none, and remove those of versions that are gone."""
+    path = Path(dataset.uri)
+    folder, present = path.parent, manifests(path)
+    try:
+        own = read_checksums(folder, dataset.version) or {}
+    except DamagedChecksums:
+        own = {}
+    manifest, known = present[dataset.version], data_checksums(folder)
+    files = {file: known[file] for file in version_files(dataset) if file in known}
+    files |= {
+        file: own[file] for file in own if file.startswith((manifest, TRANSACTIONS, HINT)) and (path / file).exists()
+    }
+    files |= compute(path, [file for file in (*version_files(dataset), manifest, HINT) if file not in files])
+    if files != own:
+        write_checksums(folder, dataset.version, files)
+    remove_checksums(folder, set(recorded_versions(folder)) - set(present))
 
 
 class _Files:
-    """The files of a dataset. `sync` flushes new ones to the disk, which Lance does not do."""
+    """The files of a dataset: flushes new ones to the disk, which Lance does not do, and records their checksums."""
 
     def __init__(self, dataset_path: str | Path) -> None:
         self._root = str(dataset_path)
+        self.folder = Path(dataset_path).parent
         self._synced = self._all()
+        self._checksums: Checksums = {}
 
     def _all(self) -> set[str]:
         folders = [self._root, *(os.path.join(self._root, name) for name in _WRITTEN_FOLDERS)]
         existing = [folder for folder in folders if os.path.isdir(folder)]
         return {*existing, *(os.path.join(folder, name) for folder in existing for name in os.listdir(folder))}
 
-    def sync(self) -> None:
-        new = self._all() - self._synced
-        for path in [*new, *{os.path.dirname(path) for path in new}]:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        self._synced |= new
+    def new(self) -> set[str]:
+        """Files and folders that are not synced yet."""
+        return self._all() - self._synced
 
-    def commit(self, dataset: lance.LanceDataset, operation: lance.LanceOperation.BaseOperation) -> lance.LanceDataset:
+    def _sync(self) -> list[str]:
+        """Sync new files. Returns their paths relative to the dataset."""
+        new = self.new()
+        for path in [*new, *{os.path.dirname(path) for path in new}]:
+            sync(path)
+        self._synced |= new
+        return [Path(path).relative_to(self._root).as_posix() for path in new if not os.path.isdir(path)]
+
+    def before_commit(self, version: int, known: Checksums | None = None) -> None:
+        """Bring data files and their checksums to the disk. known: checksums of the other files that will be used."""
+        new = [path for path in self._sync() if not path.startswith((MANIFESTS, TRANSACTIONS))]
+        self._checksums = known_checksums(self.folder, version) if known is None else known
+        self._checksums |= compute(Path(self._root), new)
+        write_checksums(self.folder, version + 1, self._checksums)
+
+    def after_commit(self, dataset: lance.LanceDataset) -> None:
+        """Bring the manifest to the disk, and record its checksum."""
+        new, manifest = self._sync(), manifests(Path(self._root)).get(dataset.version)
+        with suppress(OSError):  # committed; the next commit records it
+            transactions = [path for path in new if path.startswith(f"{TRANSACTIONS}/{dataset.version - 1}-")]
+            files = {path: self._checksums[path] for path in version_files(dataset) if path in self._checksums}
+            files |= compute(Path(self._root), [*transactions, *([manifest] if manifest else []), HINT])
+            write_checksums(self.folder, dataset.version, files)
+
+    def commit(
+        self,
+        dataset: lance.LanceDataset,
+        operation: lance.LanceOperation.BaseOperation,
+        known: Checksums | None = None,
+    ) -> lance.LanceDataset:
         """Sync the data files before the manifest that names them: a power cut leaves the old version or the new."""
-        self.sync()
+        self.before_commit(dataset.version, known)
         changed = lance.LanceDataset.commit(
             dataset, operation, read_version=dataset.version, enable_stable_row_ids=True, max_retries=0
         )
-        self.sync()
+        self.after_commit(changed)
         return changed
 
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Turn an OSError into a BadIndex that gives the reason."""
+    """Turn an error of the disk or of Lance into a BadIndex that gives the reason."""
     try:
-        yield
-    except OSError as error:
+        with lance_errors(lambda reason: _Damaged(reason)):
+            yield
+    except _Damaged as error:
+        reason = _disk_problem(error.__cause__)
+        if reason is None:
+            raise BadIndex(
+                f"{folder} could not be written to ({error}). Earlier commits are safe. Run `genius index verify "
+                f"{folder}`: it lists damaged files and the commands that repair them."
+            ) from error.__cause__
         raise BadIndex(
-            f"{folder} could not be written to ({_reason(error)}). Earlier commits are safe; check the disk's space "
-            "and permissions, then repeat the command."
-        ) from error
+            f"{folder} could not be written to ({reason}). Earlier commits are safe; check the disk's space and "
+            "permissions, then repeat the command."
+        ) from error.__cause__
 
 
-def _reason(error: OSError) -> str:
-    """Return the reason of an OSError. Errors of Lance have their number only in the text."""
+class _Damaged(GeniusError):
+    """A reason without a sentence around it."""
+
+
+def _disk_problem(error: BaseException | None) -> str | None:
+    """Return what is wrong with the disk, if this is why Lance failed. Its errors have the number only in the text."""
     for number, reason in _REASONS.items():
-        if error.errno == number or f"os error {number})" in str(error):
+        if (isinstance(error, OSError) and error.errno == number) or f"os error {number})" in str(error):
             return reason
-    return lance_reason(error)
+    return lance_reason(error) if isinstance(error, OSError) and error.errno is not None else None

@@ -21,8 +21,8 @@ from PIL import Image
 from genius.data.csv_writer import CsvWriter
 from genius.data.images import FORMATS as IMAGE_FORMATS
 from genius.data.items import Item
-from genius.errors import BadData, BadIndex, BadItem, GeniusError
-from genius.index.snapshot import Snapshot, Unreadable
+from genius.errors import BadData, BadItem, GeniusError
+from genius.index.snapshot import Snapshot
 from genius.index.storage import metadata_fields
 from genius.runtime.progress import show_progress
 
@@ -122,17 +122,11 @@ def _write(
 
 def _rows(snapshot: Snapshot, where: str | None, copy_images: bool, bad: list[BadItem]) -> Iterator[dict[str, Any]]:
     """Yield the values of _COLUMNS for each item. `image_bytes` has the content of an image that is to be written."""
-    try:
-        for batch in snapshot.batches(_COLUMNS, where, _ROWS):
-            for row in batch.to_pylist():
-                if copy_images and row["image"] is not None and row["image_bytes"] is None:
-                    row["image_bytes"] = _read_image(row["id"], row["image"], bad)
-                yield row
-    except Unreadable as error:
-        raise BadIndex(
-            f"Some items of {snapshot.folder} cannot be read. Run `genius index verify {snapshot.folder}`: it lists "
-            "the damaged files and the commands that repair them."
-        ) from error
+    for batch in snapshot.batches(_COLUMNS, where, _ROWS):
+        for row in batch.to_pylist():
+            if copy_images and row["image"] is not None and row["image_bytes"] is None:
+                row["image_bytes"] = _read_image(row["id"], row["image"], bad)
+            yield row
 
 
 def _read_image(id: str, path: str, bad: list[BadItem]) -> bytes | None:

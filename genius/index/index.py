@@ -24,11 +24,13 @@ from genius.index.info import IndexInfo, index_info
 from genius.index.ingest import add_items
 from genius.index.query import answer_queries, read_hits, search_vectors
 from genius.index.reindex import reindex
+from genius.index.restore import RestoreReport
 from genius.index.session import Session, Version
 from genius.index.snapshot import Snapshot
 from genius.index.storage import ITEM_COLUMNS, Header, row_to_item
 from genius.index.vectors import add_vectors
-from genius.index.verify import IndexProblem, damaged_fragments, find_problems
+from genius.index.verify import IndexProblem, damaged_fragments, file_problems, find_problems
+from genius.index.versions import check_files, unrecorded_files
 from genius.model.genius import Genius
 from genius.search.options import SearchKeywords, SearchOptions, search_options, whole_number
 from genius.search.results import AddReport, CodedItem, CodePage, HitLists, Hits, SearchResult, TopK
@@ -405,6 +407,23 @@ class Index:
         """The versions that can still be opened, oldest first."""
         return self._session.versions()
 
+    @staticmethod
+    def restore(path: str | os.PathLike[str], version: int | None = None, *, wait: float = 10.0) -> RestoreReport:
+        """Go back to an earlier version, also if the newest one is damaged. It becomes the newest one again.
+
+        Damaged files, and the manifests of versions that need them, go to the folder `quarantine` of the index. Nothing
+        is deleted.
+
+        Args:
+            path: The folder.
+            version: The version to go back to. By default the newest one whose files are all as they were written.
+            wait: Seconds to wait while another process is writing.
+
+        Raises:
+            BadIndex: There is no such version, or no version is whole.
+        """
+        return Session.restore(Path(path), version, wait)
+
     def info(self) -> IndexInfo:
         """What the index holds and which model made it. Does not load the model."""
         return self._session.read(lambda snapshot: index_info(self.path, snapshot))
@@ -422,8 +441,21 @@ class Index:
         """
         return list(find_problems(self._session.snapshot, sample, deep, progress))
 
+    @staticmethod
+    def verify_files(path: str | os.PathLike[str]) -> list[IndexProblem]:
+        """Compare all files of an index with their checksums, also if it is too damaged to be opened.
+
+        `verify` does so too. The checksums were recorded when the files were written; files of earlier releases have
+        none until `compact` records them.
+        """
+        return list(file_problems(Path(path), check_files(Path(path))))
+
+    def files_without_checksum(self) -> list[str]:
+        """Files of this version that have no checksum. An earlier release wrote them; `compact` records checksums."""
+        return unrecorded_files(self._session.snapshot.dataset)
+
     def drop_damaged(self) -> int:
-        """Remove the items whose files cannot be read, and return how many there were.
+        """Remove the items whose files are damaged, and return how many there were.
 
         Items of which only codes or embeddings cannot be read stay; `reindex` repairs them.
         """

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from genius.data.items import Modality
-from genius.index.snapshot import Snapshot, reading
+from genius.index.snapshot import Snapshot
 from genius.index.storage import metadata_fields
 from genius.search.trie import Trie
 
@@ -50,10 +50,10 @@ class IndexInfo:
 def index_info(path: Path, snapshot: Snapshot) -> IndexInfo:
     """Collect what an index holds, without loading its model."""
     codes = snapshot.codes()
-    with reading(snapshot.dataset):
+    with snapshot.reading():
         counts = Counter(snapshot.dataset.to_table(columns=["modality"])["modality"].to_pylist())
     header = asdict(snapshot.header)
-    del header["format"]
+    del header["format"], header["restored"]
     return IndexInfo(
         path=str(path),
         items=len(codes),

@@ -22,7 +22,7 @@ from genius.data.items import Item, printable
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import BadImage, BadIndex, BadItem, GeniusError
 from genius.index.session import Session
-from genius.index.snapshot import Snapshot, reading
+from genius.index.snapshot import Snapshot
 from genius.index.storage import (
     ITEM_COLUMNS,
     Header,
@@ -343,5 +343,5 @@ def write(
 def old_rows(snapshot: Snapshot, stored: dict[str, list[int]], columns: list[str]) -> dict[str, dict[str, Any]]:
     """Read columns of stored items, by id."""
     row_ids = np.array([found[0] for found in stored.values()], np.int64)
-    with reading(snapshot.dataset):
+    with snapshot.reading():
         return dict(zip(stored, take(snapshot.dataset, row_ids, columns), strict=True))

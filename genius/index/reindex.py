@@ -80,7 +80,7 @@ class _Reindex:
         """Yield all rows, one file at a time."""
         done: list[pa.Table] = []
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for batch in scan(self.snapshot.dataset, [*ITEM_COLUMNS, "hash", *self.fields], BATCH):
+            for batch in scan(self.snapshot, [*ITEM_COLUMNS, "hash", *self.fields], BATCH):
                 done.append(self._encode(pa.Table.from_batches([batch]), pool))
                 advance(len(batch), len(self.report.bad))
                 if sum(map(len, done)) >= COMMIT * 8:

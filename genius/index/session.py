@@ -22,6 +22,7 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from genius.errors import BadIndex, GeniusError
+from genius.index.checksums import CHECKSUMS, manifests
 from genius.index.commits import (
     CompactReport,
     add_fields,
@@ -33,9 +34,11 @@ from genius.index.commits import (
     replace_all,
     writing_to,
 )
-from genius.index.lance_errors import lance_reason
-from genius.index.snapshot import Snapshot, Unreadable, check_model, reading
-from genius.index.storage import ITEMS, Header, field_columns, metadata_fields, open_dataset
+from genius.index.lance_errors import Unreadable, lance_errors, lance_reason, reading
+from genius.index.restore import RestoreReport, restore, set_aside_damaged
+from genius.index.snapshot import Snapshot, check_model
+from genius.index.storage import ITEMS, Header, field_columns, metadata_fields
+from genius.index.versions import check_folder, check_manifest, open_dataset
 from genius.model.genius import Genius
 
 LOCK = "write.lock"
@@ -84,11 +87,11 @@ class Session:
             path.mkdir(parents=True, exist_ok=True)
             with FileLock(path / LOCK):
                 _check_free(path)  # another process may have been faster
-                shutil.rmtree(path / ITEMS, ignore_errors=True)
+                _clear(path)
                 try:
                     dataset = create_dataset(path, header)
                 except OSError:
-                    shutil.rmtree(path / ITEMS, ignore_errors=True)
+                    _clear(path)
                     raise
         except OSError as error:
             raise BadIndex(
@@ -105,6 +108,13 @@ class Session:
         if model is not None:
             check_model(path, snapshot.header, model)
         return cls(path, snapshot, version is not None, refresh, wait)
+
+    @staticmethod
+    def restore(path: Path, version: int | None, wait: float) -> RestoreReport:
+        """Go back to an earlier version. See `Index.restore`."""
+        check_folder(path)
+        with _write_lock(FileLock(path / LOCK, timeout=wait), path, wait), writing_to(path):
+            return restore(path, version)
 
     # Reading
 
@@ -123,13 +133,15 @@ class Session:
             before = self._snapshot
             for left in reversed(range(RETRIES)):
                 try:
-                    latest = before.dataset.latest_version
-                    if latest != before.version:
-                        self._snapshot = before.after(before.dataset.checkout_version(latest))
+                    with lance_errors(lambda reason: Unreadable(self.path, None, reason)):
+                        latest = before.dataset.latest_version
+                        if latest != before.version:
+                            check_manifest(self.path, latest)
+                            self._snapshot = before.after(before.dataset.checkout_version(latest))
                     return self._snapshot is not before
-                except (OSError, ValueError, Unreadable) as error:  # it may have been removed while it was read
+                except Unreadable:  # it may have been removed while it was read
                     if not left:
-                        raise error if isinstance(error, Unreadable) else Unreadable(before.dataset, error) from error
+                        raise
         raise AssertionError
 
     def read(self, read: Callable[[Snapshot], T]) -> T:
@@ -146,8 +158,13 @@ class Session:
     def versions(self) -> list[Version]:
         """The versions that can still be opened, oldest first."""
         dataset = self.snapshot.dataset
-        with reading(dataset):
-            found = cast(list[dict[str, Any]], dataset.versions())
+        try:
+            with reading(dataset):
+                found = cast(list[dict[str, Any]], dataset.versions())
+        except Unreadable:
+            for number in manifests(self.path / ITEMS):
+                check_manifest(self.path, number)  # names the damaged one
+            raise
         return [
             Version(one["version"], one["timestamp"].astimezone(), int(one["metadata"]["total_rows"])) for one in found
         ]
@@ -168,19 +185,9 @@ class Session:
     def writing(self) -> Iterator[Snapshot]:
         """Hold the write lock. Gives the latest version, which no other process or thread can change meanwhile."""
         self.prepare_writing()
-        with writing_to(self.path):
-            try:
-                self._lock.acquire()
-            except Timeout as error:
-                raise BadIndex(
-                    f"Another process is writing to {self.path}, and did not end in {self._wait:g} seconds. Try again "
-                    "when it has finished, or open the index with a longer `wait`."
-                ) from error
-        try:
+        with _write_lock(self._lock, self.path, self._wait):
             self.refresh()
             yield self._snapshot
-        finally:
-            self._lock.release()
 
     def change(
         self, gone: np.ndarray, table: pa.Table | None = None, metadata: Sequence[dict[str, Any]] | None = None
@@ -221,9 +228,10 @@ class Session:
             self._snapshot = Snapshot(dataset, model)
 
     def drop_fragments(self, numbers: Sequence[int]) -> int:
-        """Remove fragments, readable or not. Returns the number of removed items."""
+        """Remove fragments, readable or not, and set aside versions that need them. Returns the number of items."""
         with self.writing() as snapshot, writing_to(self.path):
             self._move_to(drop_fragments(snapshot.dataset, numbers))
+            set_aside_damaged(self.path)
             return len(snapshot) - len(self._snapshot)
 
     def compact(self, keep: timedelta | None) -> CompactReport:
@@ -241,8 +249,30 @@ def source_of(model: Genius) -> str | None:
 
 def is_index(folder: Path) -> bool:
     """Whether a folder holds an index, of any state."""
-    manifests = folder / ITEMS / "_versions"
-    return manifests.is_dir() and any(manifests.glob("*.manifest"))
+    return bool(manifests(folder / ITEMS))
+
+
+@contextmanager
+def _write_lock(lock: FileLock, path: Path, wait: float) -> Iterator[None]:
+    """Hold the lock that lets in one writer."""
+    with writing_to(path):
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise BadIndex(
+                f"Another process is writing to {path}, and did not end in {wait:g} seconds. Try again when it has "
+                "finished, or open the index with a longer `wait`."
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _clear(folder: Path) -> None:
+    """Remove the remains of an interrupted creation."""
+    for name in (ITEMS, CHECKSUMS):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _check_free(folder: Path) -> None:
@@ -254,7 +284,7 @@ def _check_free(folder: Path) -> None:
             f"{folder} exists already: it is an index. Add to it with `genius index add` or Index.open, or choose "
             "another folder."
         )
-    if not folder.is_dir() or any(entry.name not in (ITEMS, LOCK, UNFINISHED) for entry in folder.iterdir()):
+    if not folder.is_dir() or any(entry.name not in (ITEMS, CHECKSUMS, LOCK, UNFINISHED) for entry in folder.iterdir()):
         raise BadIndex(f"{folder} exists already and is not empty. Choose another folder.")
 
 

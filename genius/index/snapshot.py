@@ -19,7 +19,7 @@ from genius.data.items import Item
 from genius.errors import BadIndex, GeniusError
 from genius.index.filters import check_filter, filter_error, named_columns
 from genius.index.item_ids import ItemIds, to_strings
-from genius.index.lance_errors import lance_reason
+from genius.index.lance_errors import Unreadable, lance_reason, reading
 from genius.index.storage import (
     FILTER_COLUMNS,
     ITEM_COLUMNS,
@@ -34,6 +34,7 @@ from genius.index.storage import (
     to_matrix,
     vector_columns,
 )
+from genius.index.versions import check_fragments
 from genius.model.genius import Genius
 from genius.search.searcher import AppendBuffer, Searcher
 
@@ -43,25 +44,6 @@ BLOCK = 1024  # items read at once: each may hold an image
 MANY = 4096  # from this number of rows on, reading a whole column is faster than picking rows
 _NONE = np.zeros(0, np.int64)
 T = TypeVar("T")
-
-
-class Unreadable(BadIndex):
-    """Files of a version are damaged, or another process has removed them."""
-
-    def __init__(self, dataset: lance.LanceDataset, error: Exception) -> None:
-        super().__init__(
-            f"Version {dataset.version} of {Path(dataset.uri).parent} cannot be read ({lance_reason(error)}). "
-            "`genius index verify` shows what is damaged, `genius index versions` which versions are left."
-        )
-
-
-@contextmanager
-def reading(dataset: lance.LanceDataset) -> Iterator[None]:
-    """Turn errors of Lance into `Unreadable`."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise Unreadable(dataset, error) from error
 
 
 class _Loaded(NamedTuple):
@@ -85,10 +67,13 @@ class Snapshot:
         self._loaded: _Loaded | None = None
         self._item_ids: ItemIds | None = None
         self._filtered: dict[tuple[str | None, frozenset[str] | None], Searcher] = {}  # the latest last
+        self._checked: set[str] | None = None  # files that Lance can be trusted with
+        self._known: set[str] = set()  # those of the version before
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        return self.dataset.count_rows()
+        with reading(self.dataset):
+            return self.dataset.count_rows()
 
     @property
     def folder(self) -> Path:
@@ -119,6 +104,14 @@ class Snapshot:
         """Fields that filters can name, and their types."""
         return dict.fromkeys(FILTER_COLUMNS, "text") | metadata_fields(self.dataset, self.header)
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Turn errors and panics of Lance into Unreadable. Checks first what would make Lance end the process."""
+        with reading(self.dataset):
+            if self._checked is None:
+                self._checked = check_fragments(self.dataset, self._known)
+            yield
+
     # From one version to the next
 
     def after(self, dataset: lance.LanceDataset, gone: np.ndarray | None = None) -> "Snapshot":
@@ -133,11 +126,12 @@ class Snapshot:
         later = Snapshot(dataset, self._model)
         with self._lock:
             loaded, item_ids = self._loaded, self._item_ids
+            later._known = self._known if self._checked is None else self._checked
         if loaded is None and item_ids is None:
             return later
         known = {fragment.fragment_id for fragment in self.dataset.get_fragments()}
         new = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id not in known]
-        with reading(dataset):
+        with later.reading():
             if item_ids is not None:
                 table = _newer_rows(dataset, new, ["id"], item_ids.last)
                 later._item_ids = item_ids.insert(table["id"], _row_ids(table)) if len(table) else item_ids
@@ -154,7 +148,7 @@ class Snapshot:
             with self._lock:
                 if self._loaded is None:
                     model = self.model
-                    with reading(self.dataset):
+                    with self.reading():
                         self._loaded = _load(self.dataset, self.header, model)
         return self._loaded
 
@@ -177,7 +171,7 @@ class Snapshot:
     def rows(self, rows: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
         """Read columns of rows of the searcher, in their order."""
         row_ids = self.loaded.row_ids[rows]
-        with reading(self.dataset):
+        with self.reading():
             return take(self.dataset, row_ids, columns)
 
     # Filters
@@ -200,13 +194,13 @@ class Snapshot:
 
         if where is not None:
             return [row_to_item(row) for row in self._evaluate(where, read)]
-        with reading(self.dataset):
+        with self.reading():
             return [row_to_item(row) for row in read()]
 
     def batches(self, columns: Sequence[str], where: str | None = None, size: int = BLOCK) -> Iterator[pa.RecordBatch]:
         """Read columns of the rows that pass a filter, in the order of the index, `size` rows at a time."""
         if where is None:
-            yield from scan(self.dataset, columns, size)
+            yield from scan(self, columns, size)
             return
         scanner = self._evaluate(
             where,
@@ -219,10 +213,11 @@ class Snapshot:
     def _evaluate(self, where: str, read: Callable[[], T]) -> T:
         """Check a filter and call `read`, which passes it to Lance."""
         check_filter(where, set(self.header.schema().names).difference(FILTER_COLUMNS))
-        try:
-            return read()
-        except (OSError, ValueError) as error:
-            raise self._at_fault(where, error) from error
+        with self.reading():
+            try:
+                return read()
+            except (OSError, ValueError) as error:
+                raise self._at_fault(where, error) from error
 
     def _at_fault(self, where: str, error: Exception) -> GeniusError:
         """Find out whether a filter or the files caused an error: Lance's types and messages do not tell reliably."""
@@ -232,7 +227,7 @@ class Snapshot:
         except ValueError as refused:
             return filter_error(where, refused, self.fields)
         except OSError as failed:
-            return Unreadable(self.dataset, failed)
+            return Unreadable(self.folder, self.version, lance_reason(failed))
         try:
             evaluation.to_table()
         except (OSError, ValueError) as failed:
@@ -240,16 +235,18 @@ class Snapshot:
                 for _ in self.dataset.to_batches(columns=named_columns(where, self.dataset.schema.names)):
                     pass
             except (OSError, ValueError) as unreadable:
-                return Unreadable(self.dataset, unreadable)
+                return Unreadable(self.folder, self.version, lance_reason(unreadable))
             return filter_error(where, failed, self.fields)
-        return Unreadable(self.dataset, error)  # the filter works, so other columns cannot be read
+        return Unreadable(
+            self.folder, self.version, lance_reason(error)
+        )  # the filter works, so other columns cannot be read
 
     # Item ids
 
     def find(self, ids: Sequence[str] | pa.ChunkedArray) -> dict[str, list[int]]:
         """Find the row ids of item ids: more than one if another program wrote to the index. Reads all ids once."""
         strings = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else to_strings(ids)
-        with self._lock, reading(self.dataset):
+        with self._lock, self.reading():
             if self._item_ids is None:
                 batches = self.dataset.scanner(columns=["id"], with_row_id=True, batch_size=READ).to_batches()
                 self._item_ids = ItemIds.of((batch["id"], batch["_rowid"].to_numpy()) for batch in batches)
@@ -257,7 +254,7 @@ class Snapshot:
         if not len(candidates):
             return {}
         which = has_row_id(candidates) if len(candidates) < MANY else has_id(strings)
-        with reading(self.dataset):
+        with self.reading():
             table = self.dataset.to_table(columns=["id"], filter=which, with_row_id=True)
         asked = set(strings.to_pylist())
         found: dict[str, list[int]] = {}
@@ -273,7 +270,7 @@ class Snapshot:
     def records(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Read columns of the rows that have these ids, by id."""
         columns = list(dict.fromkeys(["id", *columns]))
-        with reading(self.dataset):
+        with self.reading():
             if self._item_ids is None and len(ids) < MANY:
                 rows = self.dataset.to_table(columns=columns, filter=has_id(to_strings(ids))).to_pylist()
             else:
@@ -282,17 +279,17 @@ class Snapshot:
 
     def codes(self) -> np.ndarray:
         """(n, levels) codes of all items, in the order of the index."""
-        with reading(self.dataset):
+        with self.reading():
             return to_codes(self.dataset.to_table(columns=code_columns(self.header)), self.header)
 
 
-def scan(dataset: lance.LanceDataset, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
+def scan(snapshot: Snapshot, columns: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
     """Read columns and row ids of all rows in order, `size` rows at a time."""
-    scanner = dataset.scanner(columns=list(columns), batch_size=size, with_row_id=True, scan_in_order=True)
-    with reading(dataset):
+    with snapshot.reading():
+        scanner = snapshot.dataset.scanner(columns=list(columns), batch_size=size, with_row_id=True, scan_in_order=True)
         batches = iter(scanner.to_batches())
     while True:
-        with reading(dataset):
+        with snapshot.reading():
             batch = next(batches, None)
         if batch is None:
             return

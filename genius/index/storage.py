@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from genius.data.items import Item, Modality
 from genius.errors import BadIndex
-from genius.index.lance_errors import lance_reason
+from genius.index.lance_errors import Unreadable, reading
 
 FORMAT = 3
 ITEMS = "items.lance"
@@ -32,8 +32,7 @@ FIELD_TYPES = {"text": pa.string(), "number": pa.float64(), "boolean": pa.bool_(
 MAX_FIELDS = 256
 """Metadata fields that get a column."""
 
-_HEADER_KEY = b"genius"  # in the schema metadata
-_RESTORE = "Restore it from a copy, or build the index again."
+_HEADER_KEY = "genius"  # in the schema metadata
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,8 @@ class Header:
         embeddings: Whether embeddings are stored.
         store_images: Whether image files are copied into the index.
         generation: How many times all items have been encoded again.
+        restored: The version that went back to an earlier one last; 0 if there is none. Whoever follows the versions
+            sees a changed header, and reads all rows again.
         format: Version of the storage format.
     """
 
@@ -58,6 +59,7 @@ class Header:
     embeddings: bool
     store_images: bool
     generation: int = 0
+    restored: int = 0
     format: int = FORMAT
 
     def schema(self) -> pa.Schema:
@@ -75,30 +77,40 @@ class Header:
         columns += [pa.field(name, pa.uint16(), nullable=False) for name in code_columns(self)]
         if self.embeddings:
             columns.append(pa.field("embedding", pa.list_(pa.float16(), self.dim), nullable=False))
-        return pa.schema(columns, metadata={_HEADER_KEY: json.dumps(asdict(self)).encode()})
+        return pa.schema(columns, metadata={key.encode(): text.encode() for key, text in self.metadata().items()})
+
+    def metadata(self) -> dict[str, str]:
+        """Schema metadata that holds the header."""
+        return {_HEADER_KEY: json.dumps(asdict(self))}
 
     def accepts_rows_of(self, other: "Header") -> bool:
         """Whether rows made for the other header fit this one."""
-        return replace(self, model=None, generation=0) == replace(other, model=None, generation=0)
+        return self._for_rows() == other._for_rows()
+
+    def _for_rows(self) -> "Header":
+        return replace(self, model=None, generation=0, restored=0)
 
     @classmethod
     def of(cls, dataset: lance.LanceDataset) -> "Header":
         """Read the header of a dataset, and check that the columns match it."""
         path = Path(dataset.uri)
-        text = (dataset.schema.metadata or {}).get(_HEADER_KEY)
+        with reading(dataset):
+            schema = dataset.schema
+        text = (schema.metadata or {}).get(_HEADER_KEY.encode())
         if text is None:
             raise BadIndex(f"{path} is not the dataset of an index. Create one with `genius index create`.")
         try:
             values = json.loads(text)
             if values["format"] != FORMAT:
-                raise _other_format(path.parent, values["format"])
+                raise other_format(path.parent, values["format"])
             values["sizes"] = (*values["sizes"],)
+            values = {"restored": 0} | values  # headers of earlier releases have no such field
             header = cls(**{field.name: values[field.name] for field in fields(cls)})
         except (ValueError, KeyError, TypeError) as error:
-            raise BadIndex(f"The header of {path} is damaged ({error!r}). {_RESTORE}") from error
-        wrong = header._wrong_column(list(dataset.schema))
+            raise Unreadable(path.parent, dataset.version, f"its header is damaged: {error!r}") from error
+        wrong = header._wrong_column(list(schema))
         if wrong is not None:
-            raise BadIndex(f"The columns of {path} do not match its header: {wrong}. {_RESTORE}")
+            raise Unreadable(path.parent, dataset.version, f"its columns do not match its header: {wrong}")
         return header
 
     def _wrong_column(self, columns: list[pa.Field]) -> str | None:
@@ -124,30 +136,8 @@ def vector_columns(header: Header) -> list[str]:
     return [*code_columns(header), "embedding"] if header.embeddings else code_columns(header)
 
 
-def open_dataset(folder: Path, version: int | None = None) -> lance.LanceDataset:
-    """Open the dataset of an index, at its latest version or an older one."""
-    path = folder / ITEMS
-    if not folder.exists():
-        raise BadIndex(f"There is no index at {folder}. Create one with `genius index create`.")
-    if (folder / "index.json").is_file():  # formats 1 and 2
-        raise _other_format(folder, "2 or older")
-    if not path.is_dir():
-        raise BadIndex(f"{folder} is not an index: it has no {ITEMS}. Create one with `genius index create`.")
-    try:
-        dataset = lance.dataset(path)
-    except (OSError, ValueError) as error:
-        raise BadIndex(f"{path} cannot be opened ({lance_reason(error)}). {_RESTORE}") from error
-    if version is None:
-        return dataset
-    try:
-        return dataset.checkout_version(version)
-    except (OSError, ValueError) as error:
-        raise BadIndex(
-            f"{folder} has no version {version}. `genius index versions` lists the versions that can be opened."
-        ) from error
-
-
-def _other_format(folder: Path, version: object) -> BadIndex:
+def other_format(folder: Path, version: object) -> BadIndex:
+    """The error for an index of a format that this release cannot read."""
     return BadIndex(
         f"{folder} has index format {version}; this release reads format {FORMAT}. Build the index again with "
         "`genius index create`, or use the release that made it."
@@ -173,7 +163,14 @@ def item_to_row(item: Item, path: str | None, image: bytes | None, store_images:
 def row_to_item(row: dict[str, Any]) -> Item:
     """Return the item of a row with ITEM_COLUMNS. A stored image is returned as bytes, others as paths."""
     stored = row["image_bytes"]
-    return Item(row["id"], row["text"], row["image"] if stored is None else stored, json.loads(row["metadata"]))
+    try:
+        metadata = json.loads(row["metadata"])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadIndex(
+            f"The metadata of the item {row['id']!r} is damaged. `genius index verify` lists all damage and the "
+            "commands that repair it."
+        ) from error
+    return Item(row["id"], row["text"], row["image"] if stored is None else stored, metadata)
 
 
 def content_hash(text: str | None, image: bytes | None) -> bytes:
@@ -203,10 +200,11 @@ def take(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str
 
 def take_table(dataset: lance.LanceDataset, row_ids: np.ndarray, columns: Sequence[str]) -> pa.Table:
     """Like `take`, as an Arrow table."""
-    # The only call of Lance that looks row ids up without planning a scan, which would take half as long again.
-    table = dataset._take_rows(row_ids.tolist(), list(columns))
-    if len(table) != len(row_ids):
-        raise ValueError(f"{len(row_ids) - len(table)} of {len(row_ids)} rows are missing")
+    with reading(dataset):
+        # The only call of Lance that looks row ids up without planning a scan, which would take half as long again.
+        table = dataset._take_rows(row_ids.tolist(), list(columns))
+        if len(table) != len(row_ids):
+            raise ValueError(f"{len(row_ids) - len(table)} of {len(row_ids)} rows are missing")
     return table
 
 

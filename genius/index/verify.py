@@ -1,14 +1,14 @@
 """Verify: find damage in an index, and name the command that repairs it.
 
-All rows are read once. Whether codes and embeddings match the content needs the model, so it is checked on a sample of
-the items, or on all of them. Lance keeps no checksums: a flipped bit in a text or a stored image changes the content
-hash; one in codes or embeddings is found only by encoding the item again.
+All files are compared with their checksums, and all rows are read once. Whether codes and embeddings match the content
+needs the model, so it is checked on a sample of the items, or on all of them. In files without a checksum, which
+earlier releases wrote, a flipped bit in a text or a stored image changes the content hash; one in codes or embeddings
+is found only by encoding the item again.
 """
 
 import json
 import os
 import shlex
-import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +26,14 @@ import torch
 from genius.data.items import Item, Modality
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
-from genius.index.lance_errors import lance_reason
+from genius.index.checksums import fragment_files
+from genius.index.lance_errors import lance_errors
 from genius.index.snapshot import Snapshot
-from genius.index.storage import content_hash, to_codes, to_matrix, vector_columns
+from genius.index.storage import ITEMS, content_hash, to_codes, to_matrix, vector_columns
+from genius.index.versions import MISSING, FolderState, VersionState, check_files, check_footer, damaged_files
 from genius.model.genius import Genius
 from genius.runtime.progress import show_progress
 
-_FOOTER = struct.Struct("<QQQIIHH4s")  # of a Lance file
 _READ_BYTES, _READ_ROWS = 16 << 20, 8192  # read together
 _BATCH = 128  # items encoded together
 _NORM_TOLERANCE = 0.05  # an embedding has norm 1; float16 rounds it
@@ -46,7 +47,7 @@ class IndexProblem:
     """Damage that `Index.verify` found.
 
     Attributes:
-        kind: "model", "fragment", "id", "codes", "embedding", "content" or "image".
+        kind: "version", "file", "model", "fragment", "id", "codes", "embedding", "content" or "image".
         id: Id of the item; None if the problem concerns several items.
         message: What is wrong, as a sentence.
         repair: The command that repairs it.
@@ -64,14 +65,17 @@ def find_problems(
     """Find everything that is wrong with an index. See `Index.verify`."""
     if sample < 0:
         raise GeniusError(f"sample is {sample}; it must be a number of items, or 0 for none.")
-    verifier = _Verifier(snapshot)
+    verifier, state = _Verifier(snapshot), check_files(snapshot.folder)
+    yield from file_problems(snapshot.folder, state, snapshot.version)
     yield from verifier.check_model()
+    damaged = next((one.damaged for one in state.versions if one.number == snapshot.version), {})
     random = np.random.default_rng()
     drawn, keys = snapshot.dataset.schema.empty_table(), np.zeros(0)  # the rows with the smallest random keys
     hashes = [np.zeros(0, np.int64)]
     with show_progress("verifying", len(snapshot), progress) as advance:
         for fragment in snapshot.dataset.get_fragments():
             try:
+                verifier.check_files(fragment, damaged)
                 for batch in _read(snapshot.dataset, fragment):
                     yield from verifier.check_rows(batch)
                     content = pa.Table.from_batches([batch.filter(batch["hash"].is_valid())])
@@ -84,7 +88,7 @@ def find_problems(
                     hashes.append(_hash_ids(batch["id"].to_pylist()))
                     advance(len(batch))
             except _UnreadableError as error:
-                yield verifier.damaged(fragment, str(error))
+                yield verifier.damaged(fragment, str(error), damaged)
         yield from verifier.check_ids(np.concatenate(hashes))
         yield from verifier.check_encoding(drawn)
 
@@ -94,14 +98,43 @@ def damaged_fragments(snapshot: Snapshot) -> list[int]:
 
     A fragment with unreadable codes or embeddings is not among them: `Index.reindex` computes these again.
     """
-    fragments, columns = snapshot.dataset.get_fragments(), _content_columns(snapshot)
-    return [one.fragment_id for one in fragments if not _is_readable(snapshot.dataset, one, columns)]
+    verifier, damaged = _Verifier(snapshot), damaged_files(snapshot.dataset)
+    fragments = snapshot.dataset.get_fragments()
+    return [one.fragment_id for one in fragments if verifier.has_lost_content(one, damaged)]
+
+
+def file_problems(folder: Path, state: FolderState, current: int | None = None) -> Iterator[IndexProblem]:
+    """Describe damaged files. current: a version whose data and deletion files are left out, if it can be read."""
+    needed: dict[str, list[VersionState]] = {}
+    for version in state.versions:
+        for path in version.damaged:
+            needed.setdefault(path, []).append(version)
+    for version in state.versions:
+        if version.number == current and version.readable:
+            needed = {path: versions for path, versions in needed.items() if path not in version.damaged}
+    repair = shlex.join(["genius", "index", "restore", str(folder)])
+    whole, newest = state.newest_whole, state.newest
+    for path, versions in needed.items():
+        if versions[0].damaged[path] == MISSING and newest not in versions:
+            continue  # `compact` removes files first, then the versions; it may have been interrupted
+        numbers = [version.number for version in versions]
+        which = f"version {numbers[0]}" if len(numbers) == 1 else f"versions {numbers[0]} to {numbers[-1]}"
+        message = f"{folder / ITEMS / path} {versions[0].damaged[path]}; {which} cannot be read without it."
+        if newest not in versions:
+            message += " The newest version does not need it."
+        elif whole is not None:
+            message += f" The newest version that is whole is {whole.number}."
+        else:
+            message += " No version is whole."
+        yield IndexProblem("version", None, message, repair if whole else f"{repair} --version N")
+    for path, reason in state.spare.items():
+        yield IndexProblem("file", None, f"{folder / path} {reason}; all items can be read without it.", repair)
 
 
 # Files
 
 
-class _UnreadableError(Exception):
+class _UnreadableError(GeniusError):
     """Lance cannot read a fragment, or its strings are not valid."""
 
 
@@ -110,31 +143,20 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     """Read the rows of a fragment, a few megabytes at a time."""
     for file in fragment.data_files():
-        _check_footer(Path(dataset.uri, "data", file.path))
+        problem = check_footer(Path(dataset.uri, "data", file.path))
+        if problem is not None:
+            raise _UnreadableError(problem)
     size = sum(file.file_size_bytes or 0 for file in fragment.data_files())
     rows = int(np.clip(_READ_BYTES * fragment.physical_rows // max(size, 1), 1, _READ_ROWS))
-    try:
-        for batch in fragment.to_batches(columns=columns, batch_size=rows):
+    with lance_errors(_UnreadableError):
+        batches = iter(fragment.to_batches(columns=columns, batch_size=rows))
+    while True:
+        with lance_errors(_UnreadableError):
+            batch = next(batches, None)
+            if batch is None:
+                return
             batch.validate(full=True)
-            yield batch
-    except (OSError, ValueError) as error:
-        raise _UnreadableError(lance_reason(error)[:300]) from error
-
-
-def _check_footer(file: Path) -> None:
-    """Check the numbers at the end of a file. Lance trusts them: a wrong one makes it allocate until it is killed.
-
-    They are three offsets, two counts of 16-byte entries, the version of the file format, and the magic bytes.
-    """
-    try:
-        with open(file, "rb") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            opened.seek(max(size - _FOOTER.size, 0))
-            *offsets, buffers, columns, _, _, magic = _FOOTER.unpack(opened.read())
-    except (OSError, struct.error) as error:
-        raise _UnreadableError("it is truncated" if file.exists() else "there is no such file") from error
-    if magic != b"LANC" or max(*offsets, 16 * buffers, 16 * columns) > size:
-        raise _UnreadableError("its footer is damaged")
+        yield batch
 
 
 def _is_readable(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str]) -> bool:
@@ -176,27 +198,33 @@ class _Verifier:
         except GeniusError as error:
             yield IndexProblem("model", None, str(error), f"{self.repair('reindex')} --model MODEL")
 
-    def damaged(self, fragment: lance.LanceFragment, reason: str) -> IndexProblem:
-        """Describe a fragment that cannot be read."""
+    def check_files(self, fragment: lance.LanceFragment, damaged: dict[str, str]) -> None:
+        """Raise _UnreadableError if files of a fragment are damaged. damaged: what is wrong with each damaged file."""
+        for path in fragment_files(fragment):
+            if path in damaged:
+                raise _UnreadableError(damaged[path])
+
+    def has_lost_content(self, fragment: lance.LanceFragment, damaged: dict[str, str]) -> bool:
+        """Whether content of a fragment is lost. Codes and embeddings can be computed again."""
+        if any(path in damaged and not path.startswith("data/") for path in fragment_files(fragment)):
+            return True
+        changed = any(path in damaged for path in fragment_files(fragment))
+        if changed and _is_readable(self.dataset, fragment, vector_columns(self.header)):
+            return True  # the change is somewhere else
+        return not _is_readable(self.dataset, fragment, _content_columns(self.snapshot))
+
+    def damaged(self, fragment: lance.LanceFragment, reason: str, damaged: dict[str, str]) -> IndexProblem:
+        """Describe a fragment whose files are damaged or cannot be read."""
         items = fragment.physical_rows - fragment.metadata.num_deletions
-        what = (
-            f"{' and '.join(self._damaged_files(fragment, reason))} cannot be read ({reason}). It holds {items:,} items"
-        )
-        if _is_readable(self.dataset, fragment, _content_columns(self.snapshot)):
+        folder, paths = Path(self.dataset.uri), fragment_files(fragment)
+        named = [f"{folder / path} {damaged[path]}" for path in paths if path in damaged]
+        what = " and ".join(named) or f"{' and '.join(str(folder / path) for path in paths)} cannot be read ({reason})"
+        what = f"{what}. It holds {items:,} items"
+        if not self.has_lost_content(fragment, damaged):
             message = f"{what}; their content is complete, so codes and embeddings can be computed again."
             return IndexProblem("fragment", None, message, self.repair("reindex"))
         message = f"{what}. Restore it from a copy; or remove these items, and add them again from their source."
         return IndexProblem("fragment", None, message, self.repair("verify", "--drop-damaged"))
-
-    def _damaged_files(self, fragment: lance.LanceFragment, reason: str) -> list[str]:
-        """Return the files that are missing or have the wrong size; all files of the fragment if none is."""
-        folder = Path(self.dataset.uri)
-        deletions = fragment.deletion_file()
-        if deletions is not None and "Arrow file" in reason:
-            return [str(folder / deletions)]
-        files = {folder / "data" / file.path: file.file_size_bytes for file in fragment.data_files()}
-        wrong = [file for file, size in files.items() if not file.is_file() or (size and file.stat().st_size != size)]
-        return [str(file) for file in wrong or files]
 
     def check_rows(self, batch: pa.RecordBatch) -> Iterator[IndexProblem]:
         """Make all checks that need no encoding."""

@@ -323,7 +323,11 @@ def test_verify_says_what_is_wrong_and_what_mends_it(run, path, images):
     assert found["items"] == 5
     assert [(one["kind"], one["id"]) for one in found["problems"]] == [("image", "red.png")]
     assert run("index", "delete", path, "red.png").status == 0
-    assert json.loads(run("index", "verify", path, "--json").out) == {"items": 4, "problems": []}
+    assert json.loads(run("index", "verify", path, "--json").out) == {
+        "items": 4,
+        "files_without_checksum": 0,
+        "problems": [],
+    }
 
 
 def test_verify_cuts_long_lists(run, path, tmp_path):

@@ -219,7 +219,7 @@ def test_what_is_no_index_is_not_opened(tmp_path, model):
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 3}', "null"])
 def test_a_damaged_header_is_named(index, model, content):
     lance.dataset(index.path / "items.lance").update_schema_metadata({"genius": content})
-    with pytest.raises(BadIndex, match=r"The header of .*items\.lance is damaged"):
+    with pytest.raises(BadIndex, match="its header is damaged"):
         Index.open(index.path, model)
 
 
@@ -243,6 +243,7 @@ def test_missing_or_foreign_items_are_named(index, model):
     with pytest.raises(BadIndex, match=r"items\.lance cannot be opened"):
         Index.open(index.path, model)
     shutil.rmtree(index.path / "items.lance")
+    shutil.rmtree(index.path / "checksums")
     lance.write_dataset(pa.table({"a": [1]}), index.path / "items.lance")
     with pytest.raises(BadIndex, match="is not the dataset of an index"):
         Index.open(index.path, model)
@@ -343,7 +344,7 @@ def test_metadata_is_written_as_json_once_and_never_parsed(index, monkeypatch):
         watched.setattr(json, "loads", lambda text: (parsed.append(loads(text)), parsed[-1])[1])
         assert index.add(items).added == 2
     assert [value for value in dumped if "year" in value] == [items[0].metadata]
-    assert [value for value in parsed if "sizes" not in value] == []  # headers only
+    assert [value for value in parsed if not {"sizes", "crc"} & set(value)] == []  # headers and checksums only
     assert [item.id for item in index.filter("year = 1999")] == ["a"]
 
 
