@@ -373,7 +373,8 @@ def index_verify(
         raise typer.Exit(1 if problems else 0)
     if unchecked:
         say(
-            f"No checksum recorded for {counted(unchecked, 'file')} of {path}. Record them with: genius index compact {path}"
+            f"No checksum recorded for {counted(unchecked, 'file')} of {path}. "
+            f"Record them with: genius index compact {path}"
         )
     if problems:
         _show_problems(problems)
