@@ -31,7 +31,8 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Comma-separated list of methods (default: all but the baselines). Exact search: exact, "
+            help="Comma-separated list of methods (default: all but the baselines; of a model without codebooks, exact "
+            "and exact-modality). Exact search: exact, "
             "exact-modality, fused. GENIUS: generate, rerank, fast, codes (fast without embeddings). Baselines, which "
             "need Faiss: hnsw, ivfpq, opq, rq. Groups: baselines, all.",
         ),
@@ -54,7 +55,7 @@ def evaluate(
     from genius.data.mbeir import Benchmark
     from genius.evaluation.evaluate import evaluate as run_evaluation
     from genius.evaluation.recall_tables import terminal_tables
-    from genius.evaluation.runs import METHODS, SETTINGS
+    from genius.evaluation.runs import SETTINGS
     from genius.model.genius import Genius
 
     results = run_evaluation(
@@ -62,7 +63,7 @@ def evaluate(
         Benchmark(data),
         split,
         SETTINGS if setting == "both" else (setting,),
-        METHODS if methods is None else _methods(methods),
+        None if methods is None else _methods(methods),
         beam,
         budget,
         limit,

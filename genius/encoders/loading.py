@@ -12,6 +12,7 @@ from genius.errors import BadModel
 ENCODERS = {
     "mini": ("mini", "MiniEncoder"),
     "clip": ("clip", "ClipEncoder"),
+    "blip-ff": ("blip", "BlipEncoder"),
     "sentence": ("sentence", "SentenceEncoder"),
     "ready": ("precomputed", "PrecomputedEncoder"),
 }

@@ -32,6 +32,7 @@ from genius.evaluation.runs import (
     BASELINES,
     METHODS,
     SETTINGS,
+    WITHOUT_CODEBOOKS,
     RunFolder,
     TaskResult,
     check_names,
@@ -42,6 +43,7 @@ from genius.evaluation.runs import (
 from genius.model.genius import Genius
 from genius.search.options import SearchOptions
 
+NEED_CODEBOOKS = ("generate", "codes", "rq")
 EXTRA_ANSWERS = 8  # beyond the last cut, to replace the query's own image
 QUERY_BLOCK = 256
 
@@ -51,7 +53,7 @@ def evaluate(
     benchmark: Benchmark,
     split: str = "test",
     settings: Sequence[str] = SETTINGS,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] | None = None,
     beam: int = SearchOptions.beam,
     budget: int | None = SearchOptions.budget,
     limit: int | None = None,
@@ -67,7 +69,7 @@ def evaluate(
         benchmark: The benchmark.
         split: Name of the split.
         settings: Some of "local" and "global".
-        methods: Some of METHODS and BASELINES.
+        methods: Some of METHODS and BASELINES. Default: METHODS, or those that need no codebooks if there are none.
         beam: Beam width of the search modes.
         budget: Number of items that mode "fast" re-ranks at most. None: it follows the number of candidates.
         limit: Maximum number of queries per task, sampled with a fixed seed.
@@ -84,7 +86,14 @@ def evaluate(
         GeniusError: An argument is not valid, or the benchmark cannot be read or encoded.
     """
     check_names(settings, SETTINGS, "setting")
+    if methods is None:
+        methods = WITHOUT_CODEBOOKS if model.encoder_only else METHODS
     check_names(methods, METHODS + BASELINES, "method")
+    if model.encoder_only and (lacking := [method for method in methods if method in NEED_CODEBOOKS]):
+        raise GeniusError(
+            f"The model has no codebooks, which {' and '.join(lacking)} would need. Choose from "
+            f"{', '.join(m for m in METHODS + BASELINES if m not in NEED_CODEBOOKS)}; or train codebooks and a decoder."
+        )
     SearchOptions(beam=beam, budget=budget)
     if set(methods) & set(FAISS_BASELINES):
         load_faiss()
@@ -97,7 +106,7 @@ def evaluate(
         facts |= {"limit": limit, "prompts": prompts, "digest": asked.digest}
         run = RunFolder(out, {"model": _model_facts(model), **facts})
     encoded = encode_split(model, asked, settings, console, run)
-    if run and ("global" in settings or not run.facts.get("codebooks")):
+    if run and not model.encoder_only and ("global" in settings or not run.facts.get("codebooks")):
         run.facts["codebooks"] = codebook_use(encoded.codes[searched_rows(asked.data, settings)], model.sizes)
     return evaluate_encoded(model, encoded, settings, methods, beam, budget, console, run)
 
@@ -141,6 +150,7 @@ def evaluate_encoded(
 def _model_facts(model: Genius) -> dict[str, object]:
     return {
         "name": model.source,
+        "encoder": model.encoder.kind,
         "fingerprint": model.fingerprint,
         "dim": model.dim,
         "levels": model.quantizer.levels,

@@ -164,7 +164,7 @@ def _recall_table(one: SettingResults) -> Table:
     table = Table(["task", *one.methods])
     found = dict.fromkeys(result.modalities for result in one.results.values())
     for modalities in sorted(found, key=[*paper.MODALITIES, *found].index):
-        table.rows.append(_arrow(modalities))
+        table.rows.append(arrow(modalities))
         part = one.only(modalities)
         for task in part.tasks:
             result = part.any_result(task)
@@ -217,8 +217,8 @@ def _ratio_table(settings: Sequence[SettingResults]) -> Table:
         for name, part, published, look in [*rows, ("all", one, paper.mean_recall(one.setting), "strong")]:
             if exact := part.mean("exact") if part.results else None:
                 ratios = [_ratio(part.mean(method), exact, 2) for method in methods]
-                ratios += [f"{value / published[0]:.2f}" for value in published[1:]]
-                table.add(*(Cell(text, look=look) for text in (_arrow(name), *ratios)))
+                ratios += [f"{published[name] / published['CLIP-SF']:.2f}" for name in ("GENIUS", "GENIUS^R")]
+                table.add(*(Cell(text, look=look) for text in (arrow(name), *ratios)))
     return table
 
 
@@ -247,7 +247,7 @@ def _codebook_table(run: dict[str, Any]) -> Table:
     return table
 
 
-def _arrow(modalities: str) -> str:
+def arrow(modalities: str) -> str:
     """'image,text->text' as 'image + text → text'."""
     return modalities.replace(",", " + ").replace("->", " → ")
 

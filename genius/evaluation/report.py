@@ -13,6 +13,7 @@ from rich.console import Console
 from genius.errors import GeniusError
 from genius.evaluation import charts, paper
 from genius.evaluation.ablation_tables import ablation_sections, agreement
+from genius.evaluation.comparison import comparison_sections
 from genius.evaluation.recall_tables import SETTINGS, SettingResults, run_sections
 from genius.evaluation.report_sections import Cell, Section, Table, render
 from genius.evaluation.runs import BASELINES, GROUPS, METHODS
@@ -61,6 +62,7 @@ def _sections(folders: Sequence[SavedResults]) -> Iterator[Section]:
         if len(titles) > 1:
             yield Section(title)
         yield from run_sections(run, results)
+    yield from comparison_sections(measured)
     for folder in folders:
         if folder.scale and folder.scale["rows"]:
             yield _speed_section(folder.scale)
@@ -85,16 +87,17 @@ def _sections(folders: Sequence[SavedResults]) -> Iterator[Section]:
 def _facts(folder: SavedResults) -> Iterator[str]:
     """The main findings, one sentence each."""
     for one in SettingResults.all(folder.results):
-        exact, (base, generated, reranked) = one.mean("exact"), paper.mean_recall(one.setting)
+        exact, published = one.mean("exact"), paper.mean_recall(one.setting)
+        generated, reranked = (100 * published[name] / published["CLIP-SF"] for name in ("GENIUS", "GENIUS^R"))
         means = {method: mean for method in GROUPS["GENIUS"] if (mean := one.mean(method))}
         if not exact or not exact.value or not means:
             continue
         ratios = [f"`{m}` {mean} ({100 * mean.value / exact.value:.0f} % of exact)" for m, mean in means.items()]
         yield (
             f"{one.name}, mean recall over {one.task_count}: exact search {exact}, {_listed(ratios)}. In the paper "
-            f"GENIUS has {100 * generated / base:.0f} % and GENIUS^R {100 * reranked / base:.0f} % of CLIP-SF's recall."
+            f"GENIUS has {generated:.0f} % and GENIUS^R {reranked:.0f} % of CLIP-SF's recall."
         )
-    if folder.run:
+    if folder.run and folder.run["model"]["levels"]:
         model = folder.run["model"]
         code = math.ceil(math.log2(model["codes_per_level"]))
         yield (

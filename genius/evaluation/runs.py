@@ -26,6 +26,8 @@ fast: the search modes; codes: `fast` without stored embeddings."""
 BASELINES = ("hnsw", "ivfpq", "opq", "rq")
 """See `genius.evaluation.baselines`. All but rq need Faiss."""
 GROUPS = {"Exact search": METHODS[:3], "GENIUS": METHODS[3:], "Baselines": BASELINES}
+WITHOUT_CODEBOOKS = METHODS[:2]
+"""What is measured of a model without codebooks, whose fused vectors are its stage-1 vectors."""
 SETTINGS = ("local", "global")
 PROMPTS = ("first", "all")
 CUTS = (1, 5, 10)

@@ -62,6 +62,13 @@ class Header:
     restored: int = 0
     format: int = FORMAT
 
+    def __post_init__(self) -> None:
+        if len(self.sizes) == 1 and not self.embeddings:
+            raise BadIndex(
+                "The model has no codebooks, so that an index must store embeddings to rank its items. Create the "
+                "index with embeddings (without --codes-only), or use a model with codebooks."
+            )
+
     def schema(self) -> pa.Schema:
         """Schema of the fixed columns. The columns of the metadata fields follow them."""
         columns = [

@@ -97,6 +97,11 @@ class Genius:
         """Number of codes of each level, the modality level first."""
         return self.quantizer.sizes
 
+    @property
+    def encoder_only(self) -> bool:
+        """Whether IDs are the modality alone (see `genius.model.encoder_only`)."""
+        return len(self.sizes) == 1
+
     @cached_property
     def decoder_runtime(self) -> DecoderRuntime:
         """The decoder for search."""

@@ -1,4 +1,4 @@
-"""Converts the authors' published checkpoints, and UniIR's CLIP, to a model folder.
+"""Converts the authors' published checkpoints, and UniIR's CLIP and BLIP, to a model folder.
 
 The files are not trusted: only tensors are read (`weights_only=True`), and every tensor must have a known name.
 """
@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from genius.encoders.base import Encoder
+from genius.encoders.blip import BlipEncoder, blip_tokenizer
+from genius.encoders.blip_network import BlipConfig, BlipNetwork
 from genius.encoders.openai_weights import some
 from genius.encoders.precomputed import PrecomputedEncoder
 from genius.errors import BadModel
 from genius.model import t5
 from genius.model.decoder import Decoder, DecoderConfig
+from genius.model.encoder_only import encoder_only
 from genius.model.fusion import Fusion
 from genius.model.genius import Genius
 from genius.model.quantizer import MODALITIES, Quantizer
@@ -31,6 +34,7 @@ SOURCES = {
     "rq": "the quantizer, rq_clip_large.pth of the authors of GENIUS",
     "decoder": "the decoder, GENIUS_t5small.pth of the authors of GENIUS",
     "clip": "the encoder, clip_sf_large.pth of UniIR",
+    "blip": "the encoder, blip_ff_large.pth of UniIR",
 }
 TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
 """Other names of the decoder's embedding table, T5's `shared.weight`."""
@@ -38,6 +42,10 @@ UNUSED = re.compile(
     r"clip_model\.|contra_projector\.|vq\.|residual_rq\.layers\.\d+\._codebook\.(initted|cluster_size|embed_avg)$"
 )
 """Tensors that search does not need: copies, moving averages of the codebooks, and parts for training."""
+BLIP_UNUSED = re.compile(
+    r"(visual|text)_encoder_m\.|(query|cand|idx|new_ptr)_queue$|temp$|text_encoder\.embeddings\.position_ids$"
+)
+"""The same for BLIP: momentum copies, queues and temperature of its training, and the numbers of the positions."""
 
 DECODER: dict[str, tuple[str, ...]] = {
     "prefix_network.0.weight": ("embed_projector.0.weight",),
@@ -54,28 +62,51 @@ BLOCK = {f"{ours}.weight": tuple(f"{name}.weight" for name in theirs) for ours, 
 
 def convert(
     out: str | os.PathLike[str],
-    rq: str | os.PathLike[str] | None,
-    decoder: str | os.PathLike[str],
+    rq: str | os.PathLike[str] | None = None,
+    decoder: str | os.PathLike[str] | None = None,
     clip: str | os.PathLike[str] | None = None,
+    blip: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] = lambda step: None,
 ) -> Genius:
     """Convert published files to a new model folder, and load it. `tell` is called with a sentence at each step.
 
     Without `rq`, the quantizer is the copy in the decoder's file. Without `clip`, the model works on precomputed image
-    and text vectors.
+    and text vectors. Without `decoder`, the encoder `clip` or `blip` becomes a model without codebooks, which searches
+    exactly.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadModel(f"{out} exists already. Give a new folder.")
-    files = {name: Path(file) for name, file in (("rq", rq), ("decoder", decoder), ("clip", clip)) if file is not None}
+    given = {"rq": rq, "decoder": decoder, "clip": clip, "blip": blip}
+    files = {name: Path(file) for name, file in given.items() if file is not None}
+    _check_choice(files)
     for name, file in files.items():
         if not file.is_file():
             raise BadModel(f"There is no file {file}. It should be {SOURCES[name]}; download it and give its path.")
+    model = _generative(files, tell) if "decoder" in files else encoder_only(_encoder(files, tell))
+    tell(f"Writing {out}")
+    model.save_pretrained(out)
+    (out / "README.md").write_text(_card(model, files), encoding="utf-8")
+    return Genius.from_pretrained(out)
+
+
+def _check_choice(files: Mapping[str, Path]) -> None:
+    """Check that the files can make one model."""
+    if "blip" in files and len(files) > 1:
+        raise BadModel("Convert blip_ff_large.pth alone: the published quantizer and decoder work on CLIP's vectors.")
+    if "rq" in files and "decoder" not in files:
+        raise BadModel("A quantizer alone makes no model. Give the decoder too, GENIUS_t5small.pth, with --decoder.")
+    if not files:
+        raise BadModel("No file was given. Give --decoder, with --clip to read words and images; or --clip or --blip.")
+
+
+def _generative(files: Mapping[str, Path], tell: Callable[[str], None]) -> Genius:
+    """A model of quantizer, decoder and, if its file is given, CLIP."""
     tell(f"Reading {files['decoder']}")
     both = read_checkpoint(files["decoder"])
     copied = {name.removeprefix("quantizer."): both.pop(name) for name in list(both) if name.startswith("quantizer.")}
-    if rq is None and not copied:
-        raise BadModel(f"{decoder} holds no copy of the quantizer. Give the quantizer's own file with --rq.")
+    if "rq" not in files and not copied:
+        raise BadModel(f"{files['decoder']} holds no copy of the quantizer. Give the quantizer's own file with --rq.")
     if "rq" in files:
         tell(f"Reading {files['rq']}")
         tensors = read_checkpoint(files["rq"])
@@ -84,12 +115,12 @@ def convert(
         tensors = copied
     fusion, quantizer = _quantizer(files.get("rq", files["decoder"]), tensors)
     generator = _decoder(files["decoder"], both, quantizer)
-    encoder = _encoder(files.get("clip"), quantizer.dim, tell)
-    model = Genius(encoder, fusion, quantizer, generator, dtype="float32", first_code="nearest")
-    tell(f"Writing {out}")
-    model.save_pretrained(out)
-    (out / "README.md").write_text(_card(model, files), encoding="utf-8")
-    return Genius.from_pretrained(out)
+    encoder = _encoder(files, tell) if "clip" in files else PrecomputedEncoder(quantizer.dim)
+    if encoder.dim != quantizer.dim:
+        raise BadModel(
+            f"{files['clip']} gives vectors of {encoder.dim} numbers, but the quantizer works on {quantizer.dim}."
+        )
+    return Genius(encoder, fusion, quantizer, generator, dtype="float32", first_code="nearest")
 
 
 # Files
@@ -224,22 +255,36 @@ def published_names(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def _encoder(file: Path | None, dim: int, tell: Callable[[str], None]) -> Encoder:
-    if file is None:
-        return PrecomputedEncoder(dim)
+def _encoder(files: Mapping[str, Path], tell: Callable[[str], None]) -> Encoder:
+    """The encoder of UniIR's file, CLIP or BLIP."""
+    file = files.get("clip") or files["blip"]
+    tell(f"Reading {file}")
+    return _clip(file) if "clip" in files else _blip(file)
+
+
+def _clip(file: Path) -> Encoder:
     from genius.encoders.clip import OPENAI_TOKENIZER, from_openai, openai_tokenizer
 
-    tell(f"Reading {file}")
     try:
         tokenizer = openai_tokenizer(file.parent)
     except BadModel as error:
         raise BadModel(
             f"{file} has no tokenizer with it. Put the file tokenizer.json of {OPENAI_TOKENIZER} into its folder."
         ) from error
-    encoder: Encoder = from_openai(read_checkpoint(file), tokenizer, file.name)
-    if encoder.dim != dim:
-        raise BadModel(f"{file} gives vectors of {encoder.dim} numbers, but the quantizer works on {dim}.")
-    return encoder
+    return from_openai(read_checkpoint(file), tokenizer, file.name)
+
+
+def _blip(file: Path) -> Encoder:
+    tensors = read_checkpoint(file)
+    try:
+        config = BlipConfig.inferred(tensors)
+    except BadModel as error:
+        raise BadModel(f"{file} is not {SOURCES['blip'].removeprefix('the encoder, ')}. {error}") from error
+    with torch.device("meta"):
+        shapes = {name: tuple(value.shape) for name, value in BlipNetwork(config).state_dict().items()}
+    _check(file, tensors, shapes, unused=BLIP_UNUSED)
+    weights = {name: _float(file, tensors, name) for name in shapes}
+    return BlipEncoder(BlipNetwork.with_weights(config, weights), blip_tokenizer(), file.name)
 
 
 # Tensors
@@ -259,11 +304,17 @@ def _numbers(tensors: Iterable[str], pattern: str) -> set[int]:
     return {int(found[1]) for found in (re.match(pattern, name) for name in tensors) if found}
 
 
-def _check(file: Path, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], optional: Iterable[str] = ()) -> None:
+def _check(
+    file: Path,
+    tensors: Tensors,
+    shapes: Mapping[str, tuple[int, ...]],
+    optional: Iterable[str] = (),
+    unused: re.Pattern[str] = UNUSED,
+) -> None:
     """Check that the file has exactly these tensors and shapes, apart from optional and unused ones."""
     missing = [name for name in shapes if name not in tensors]
     known = {*shapes, *optional}
-    unknown = [name for name in tensors if name not in known and not UNUSED.match(name)]
+    unknown = [name for name in tensors if name not in known and not unused.match(name)]
     wrong = [
         f"{name} {tuple(tensors[name].shape)} instead of {shape}"
         for name, shape in shapes.items()
@@ -289,19 +340,23 @@ def _float(file: Path, tensors: Tensors, name: str) -> Tensor:
 def _card(model: Genius, files: Mapping[str, Path]) -> str:
     """README.md of the folder, with digests of the published files."""
     config = model.decoder.config
+    if model.encoder_only:
+        title = "A published encoder, converted"
+        about = f"{model.dim} dimensions, no codebooks: search compares a query with every item."
+    else:
+        title = "A published GENIUS model, converted"
+        about = (
+            f"{model.dim} dimensions; {model.quantizer.codes_per_level} codes on each of {model.quantizer.levels} "
+            f"levels, behind one of {MODALITIES} first codes; a decoder of {config.layers} layers with "
+            f"{config.prefix} prefix embeddings."
+        )
     lines = [
-        "# A published GENIUS model, converted",
-        "",
-        f"{model.dim} dimensions; {model.quantizer.codes_per_level} codes on each of {model.quantizer.levels} levels, "
-        f"behind one of {MODALITIES} first codes; a decoder of {config.layers} layers with {config.prefix} prefix "
-        f"embeddings. Fingerprint `{model.fingerprint}`.",
-        "",
-        "| file | SHA-256 |",
-        "|---|---|",
+        *(f"# {title}", "", f"{about} Fingerprint `{model.fingerprint}`.", ""),
+        *("| file | SHA-256 |", "|---|---|"),
     ]
     for file in files.values():
         with file.open("rb") as opened:
             lines.append(f"| {file.name} | `{hashlib.file_digest(opened, 'sha256').hexdigest()}` |")
-    if "clip" not in files:
+    if "clip" not in files and "blip" not in files:
         lines += ["", "It has no encoder and works on precomputed image and text vectors."]
     return "\n".join(lines) + "\n"

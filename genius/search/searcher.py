@@ -20,6 +20,7 @@ from genius.search.trie import Trie, concatenate_ranges
 MIN_MODALITY_RATIO = 0.1
 """Modalities less probable than this times the most probable one are not re-ranked."""
 
+RANK_BLOCK = 16_384  # embeddings that are read at once
 SPARE = 65_536  # minimum number of free rows of an AppendBuffer
 _NONE = np.zeros(0, np.int64)
 _NO_BEAMS = Beams(_NONE, _NONE, np.zeros(0), 0, 0)
@@ -129,9 +130,14 @@ class Searcher:
             options: How to search. The filters `where` and `ids` are not read here: see `restrict`.
 
         Raises:
-            GeniusError: A query vector is not finite, or the number of targets is not q.
+            GeniusError: A query vector is not finite, the number of targets is not q, or the model cannot generate.
         """
         options = options or SearchOptions()
+        if self.trie.levels == 1 and options.mode == "generate":
+            raise GeniusError(
+                "The model has no codebooks, so that there are no IDs to generate. Search in mode fast, which compares "
+                "the query with every item, or train codebooks and a decoder with genius train."
+            )
         fused, embedding = np.asarray(fused, np.float32), np.asarray(embedding, np.float32)
         _check_finite(fused, embedding)
         started = time.perf_counter()
@@ -173,7 +179,7 @@ class Searcher:
             else:
                 candidates = self.trie.order[at]
                 if self.embeddings is not None:
-                    score = by_embedding(embedding[query], self.embeddings.take(candidates, axis=0))
+                    score = self._similarity(embedding[query], candidates)
                 else:
                     score = by_codes(fused[query], self.trie.ids(at), self._code_vectors)
                 best = top(score, k, ties=candidates)
@@ -181,6 +187,12 @@ class Searcher:
             rows[query, : len(at)], scores[query, : len(at)] = self.trie.order[at], score
             codes[query, : len(at)] = self.trie.ids(at)
         return TopK(rows, scores, codes)
+
+    def _similarity(self, query: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+        """Inner products of a query (dim,) with the embeddings of candidates (n,), of which there may be millions."""
+        assert self.embeddings is not None
+        blocks = np.array_split(candidates, max(1, -(-len(candidates) // RANK_BLOCK)))
+        return np.concatenate([by_embedding(query, self.embeddings.take(block, axis=0)) for block in blocks])
 
     def _branches(self, beams: Beams) -> list[Branch]:
         """The beams as prefixes of IDs, best first."""

@@ -1,4 +1,7 @@
-"""Stage 1, Sec. 4.1, for a CLIP or SigLIP: contrastive training (Eq. 2) of all weights, adapters or linear maps."""
+"""Stage 1, Sec. 4.1, for a CLIP or SigLIP: contrastive training (Eq. 2) of all weights, adapters or linear maps.
+
+A BLIP is used as it is.
+"""
 
 import copy
 import json
@@ -14,15 +17,24 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from genius.data.images import load_image
-from genius.data.splits import Vocabulary
-from genius.encoders.base import Prepared
+from genius.data.splits import SplitData, TaskData, Vocabulary
+from genius.encoders.base import Encoder, Prepared
+from genius.encoders.blip import BlipEncoder
 from genius.encoders.clip import ClipEncoder
 from genius.errors import BadData
 from genius.model.genius import Genius
 from genius.train.batches import PairStage
 from genius.train.config import ClipStageConfig
-from genius.train.data import FrozenVectors, TrainingData, renumber, sampled
-from genius.train.features import image_rows, mapped_rows, text_rows
+from genius.train.data import (
+    FrozenVectors,
+    JointVectors,
+    StageVectors,
+    TrainingData,
+    distinct_pairs,
+    renumber,
+    sampled,
+)
+from genius.train.features import image_rows, joint_rows, mapped_rows, text_rows
 from genius.train.loop import StageTimes, round_to_half, run_stage, step_rng
 from genius.train.lora import TrainableWeights, add_adapters, merge_adapters
 from genius.train.losses import contrastive_loss
@@ -46,7 +58,7 @@ def train_clip(
     seed: int,
     times: StageTimes,
     console: Console,
-) -> tuple[ClipEncoder, FrozenVectors]:
+) -> tuple[Encoder, StageVectors]:
     """Train stage 1.
 
     Returns:
@@ -54,6 +66,14 @@ def train_clip(
     """
     encoder = load_clip(config.model, choose_device(config.device))
     threads = torch.get_num_threads()
+    if isinstance(encoder, BlipEncoder):
+        if config.tune != "none":
+            raise BadData(f'{config.model} is a BLIP, which can only be used as it is. Set [clip] tune = "none".')
+        round_to_half(encoder.network)
+        with times("vectors"):
+            pairs = all_pairs(data)
+            rows = joint_rows(encoder, pairs, data.texts.names, data.images.names, cache, threads, console)
+        return encoder, JointVectors(pairs, rows)
 
     def encode_all() -> FrozenVectors:
         with times("vectors"):
@@ -81,14 +101,20 @@ def train_clip(
     return encoder, encode_all()
 
 
-def load_clip(name: str, device: torch.device) -> ClipEncoder:
-    """Load a CLIP or SigLIP from a hub id, a folder, or a model folder of this package."""
+def all_pairs(data: TrainingData) -> np.ndarray:
+    """The pairs (m, 2) of a text and an image of all queries and candidates, for `JointVectors`."""
+    parts: list[SplitData | TaskData] = [data.train, *data.train.tasks, data.val, *data.val.tasks]
+    return distinct_pairs(np.concatenate([part.text for part in parts]), np.concatenate([part.image for part in parts]))
+
+
+def load_clip(name: str, device: torch.device) -> ClipEncoder | BlipEncoder:
+    """Load a CLIP or SigLIP from a hub id, a folder, or a model folder of this package, which may also hold a BLIP."""
     config = Path(name) / "config.json"
     if not config.is_file() or "encoder" not in json.loads(config.read_text()):
         return ClipEncoder.from_hub(name, str(device))
     encoder = Genius.from_pretrained(name).encoder
-    if not isinstance(encoder, ClipEncoder):
-        raise BadData(f"The encoder of {name} is {encoder.kind!r}. For [clip] model, give a CLIP or SigLIP.")
+    if not isinstance(encoder, ClipEncoder | BlipEncoder):
+        raise BadData(f"The encoder of {name} is {encoder.kind!r}. For [clip] model, give a CLIP, SigLIP or BLIP.")
     return encoder.to(device)
 
 

@@ -19,7 +19,7 @@ from genius.model.genius import Genius
 from genius.networks.heads import Heads
 from genius.train.config import TrainConfig, check
 from genius.train.curves import draw_curves
-from genius.train.data import FrozenVectors, TrainingData
+from genius.train.data import FrozenVectors, StageVectors, TrainingData
 from genius.train.decoder import DecoderStage
 from genius.train.encoder import EncoderStage, image_vectors, text_vectors
 from genius.train.features import ImageFeatures, text_features
@@ -65,6 +65,7 @@ def train(
     )
     cache = cache or folder / "cache"
     encoder: Encoder
+    vectors: StageVectors
     if config.clip.model:
         from genius.train.clip import train_clip
 

@@ -52,6 +52,7 @@ def test_run_json_says_what_was_measured(folder: Path, model: Genius, bench: Ben
     assert run["format"] == 1
     assert run["model"] == {
         "name": None,
+        "encoder": "tiny",
         "fingerprint": model.fingerprint,
         "dim": 16,
         "levels": 3,
