@@ -1,4 +1,5 @@
-"""A whole run with a tiny CLIP, by the commands a user types: train three stages, index, search, evaluate, serve.
+"""Whole runs by the commands a user types. With a tiny CLIP: train three stages, index, search, evaluate, serve. With a
+small BLIP-FF: convert, index, search, evaluate, report, serve.
 
 Slow, so run with `-m slow`: on a benchmark of drawings; and, with GENIUS_BENCH set to a folder in M-BEIR layout, on a
 slice of that.
@@ -11,6 +12,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import golden_blip
 import pytest
 import tiny_clip
 from serving import running_server
@@ -122,3 +124,29 @@ def test_from_a_benchmark_to_a_service(bench: Benchmark, tmp_path: Path) -> None
     assert len(found) == 5
     with running_server(index) as server:
         assert asked(server.url, {"text": words, "target": "image", "k": 5}) == [hit["id"] for hit in found]
+
+
+def test_from_a_published_blip_to_a_service(tmp_path: Path) -> None:
+    bench = write_tiny_benchmark(tmp_path / "bench")
+    file = golden_blip.write_checkpoint(tmp_path / "blip_ff_large.pth", golden_blip.checkpoint(sharpness=20))
+    model, index, run = tmp_path / "blip-ff", tmp_path / "things.genius", tmp_path / "run"
+    assert "no codebooks, exact search" in genius("convert", "--blip", file, model)
+    pool = bench.root / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"
+    genius("index", "create", index, pool, "--model", model)
+    assert int(genius("index", "count", index)) == sum(1 for _ in bench.global_pool("test"))
+    genius("index", "verify", index)
+
+    genius("evaluate", bench.root, "--model", model, "--methods", "exact,exact-modality,fast", "--out", run)
+    exact, fast = (
+        [json.loads(path.read_text())["recall"] for path in sorted((run / "results").glob(f"*.{method}.json"))]
+        for method in ("exact", "fast")
+    )
+    assert len(exact) == 2 * 8
+    assert exact == fast
+    genius("report", run, "--out", tmp_path / "report.html")
+    assert "BLIP-FF, in the paper" in (tmp_path / "report.md").read_text()
+
+    found = json.loads(genius("search", index, "a pink circle", "--target", "image", "-k", "5", "--json"))
+    assert len(found) == 5
+    with running_server(index) as server:
+        assert asked(server.url, {"text": "a pink circle", "target": "image", "k": 5}) == [hit["id"] for hit in found]

@@ -25,6 +25,7 @@ from genius.evaluation import pool as pool_module
 from genius.evaluation.encoded_split import encode_split, read_evaluation_split
 from genius.evaluation.evaluate import evaluate, evaluate_encoded
 from genius.evaluation.runs import BASELINES, CUTS, METHODS, SETTINGS, TaskResult
+from genius.model.encoder_only import encoder_only
 from genius.model.genius import Genius
 
 QUIET = Console(quiet=True)
@@ -493,3 +494,29 @@ def test_no_candidate_is_a_named_error_too(model: Genius, tmp_path: Path) -> Non
     write_pool(tmp_path, Task(DATASET, 0), "test", [stranger])
     with pytest.raises(BadData, match="test:stranger"):
         evaluate(model, bench, console=QUIET)
+
+
+# Models without codebooks
+
+
+def test_a_model_without_codebooks_is_searched_exactly(bench: Benchmark) -> None:
+    model = encoder_only(TinyJointEncoder())
+    results = evaluate(model, bench, "test", console=QUIET)
+    assert {result.method for result in results} == {"exact", "exact-modality"}
+    same = evaluate(model, bench, "test", methods=("exact", "rerank", "fast", "fused"), console=QUIET)
+    for setting in SETTINGS:
+        for task in bench.tasks("test"):
+            mine = [r for r in [*results, *same] if (r.setting, r.task) == (setting, task.name)]
+            found = {r.method: r for r in mine}
+            assert found["exact"].recall == found["rerank"].recall == found["fast"].recall == found["fused"].recall
+            check(found["exact"], slowly(model, bench, task, setting, "exact"))
+
+
+@pytest.mark.parametrize("method", ["generate", "codes", "rq"])
+def test_methods_that_need_codebooks_are_refused_without_them(bench: Benchmark, method: str, tmp_path: Path) -> None:
+    sentence = f"no codebooks, which {method} would need. Choose from exact, exact-modality, fused, rerank"
+    with pytest.raises(GeniusError, match=sentence):
+        evaluate(
+            encoder_only(TinyJointEncoder()), bench, methods=("exact", method), out=tmp_path / "run", console=QUIET
+        )
+    assert not (tmp_path / "run").exists()

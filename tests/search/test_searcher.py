@@ -3,16 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from fakes import tiny_model
+from fakes import TinyEncoder, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius.data.items import Modality
 from genius.encoders.base import Vectors
 from genius.errors import GeniusError
+from genius.model.encoder_only import encoder_only
 from genius.model.genius import Genius
+from genius.search import searcher as searcher_module
 from genius.search.beam import beam_search
-from genius.search.options import MODES, SearchOptions, automatic_budget
+from genius.search.options import MODES, Mode, SearchOptions, automatic_budget
 from genius.search.results import TopK
 from genius.search.searcher import SPARE, AppendBuffer, Searcher
 
@@ -290,3 +292,31 @@ def test_queries_that_are_not_numbers_are_refused_by_number(searcher, queries):
 def test_embeddings_must_be_those_of_the_codes(searcher):
     with pytest.raises(GeniusError, match="300 IDs and 299 embeddings"):
         Searcher(searcher.model, codes_of(searcher), searcher.embeddings[1:])
+
+
+# Models without codebooks
+
+
+@pytest.mark.parametrize("mode", ["fast", "rerank"])
+@pytest.mark.parametrize("stored", [np.float32, np.float16])
+def test_without_codebooks_search_compares_the_query_with_every_item(
+    mode: Mode, stored: type[np.floating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More items than beams or budget, and than are read at once."""
+    monkeypatch.setattr(searcher_module, "RANK_BLOCK", 100)
+    model = encoder_only(TinyEncoder())
+    assert model.encoder_only
+    items, queries = vectors(700, 1), vectors(20, 2)
+    embeddings = items.embedding(stored)
+    searcher = Searcher(model, model.codes(items), embeddings)
+    options = SearchOptions(k=7, mode=mode, beam=2, budget=5)
+    scores = queries.embedding() @ embeddings.astype(np.float32).T
+    np.testing.assert_allclose(model.fuse(queries), queries.embedding(), atol=1e-6)
+    found = searcher.search(model.fuse(queries), queries.embedding(), None, options).top
+    np.testing.assert_array_equal(found.rows, np.argsort(-scores, axis=1, kind="stable")[:, :7])
+    targets = np.arange(20) % 3
+    found = searcher.search(model.fuse(queries), queries.embedding(), targets, options).top
+    scores[items.modality != targets[:, None]] = -2
+    np.testing.assert_array_equal(found.rows, np.argsort(-scores, axis=1, kind="stable")[:, :7])
+    with pytest.raises(GeniusError, match="no codebooks"):
+        searcher.search(model.fuse(queries), queries.embedding(), None, SearchOptions(mode="generate"))
