@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -21,7 +22,10 @@ TIMEOUT = 60.0  # seconds without an answer
 
 @dataclass
 class Load:
-    """What came of it. times: seconds from each request to its answer; stages: of the answers that were looked at."""
+    """What came of it.
+
+    times: seconds from each request to its answer, at most TIMEOUT; stages: of the answers that were looked at.
+    """
 
     seconds: float = 0.0
     times: list[float] = field(default_factory=list)
@@ -45,31 +49,36 @@ class Load:
         return values[len(values) // 2]
 
 
-def load(url: str, bodies: Sequence[bytes], clients: int, seconds: float | None = None) -> Load:
-    """Send these bodies to POST /v1/search, one after the other, for so long; without `seconds`, until all are sent."""
+def load(
+    url: str, bodies: Sequence[bytes], clients: int, seconds: float | None = None, pause: float | None = None
+) -> Load:
+    """Send these bodies to POST /v1/search, one after the other, for so long; without `seconds`, until all are sent.
+
+    With `pause`, they are sent again and again, and every client waits so many seconds after each answer.
+    """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_load, url, list(bodies), clients, seconds).result()
+        return pool.submit(_load, url, list(bodies), clients, seconds, pause).result()
 
 
-def _load(url: str, bodies: list[bytes], clients: int, seconds: float | None) -> Load:
+def _load(url: str, bodies: list[bytes], clients: int, seconds: float | None, pause: float | None) -> Load:
     try:
         import uvloop
 
-        return uvloop.run(_drive(url, bodies, clients, seconds))
+        return uvloop.run(_drive(url, bodies, clients, seconds, pause))
     except ImportError:
-        return asyncio.run(_drive(url, bodies, clients, seconds))
+        return asyncio.run(_drive(url, bodies, clients, seconds, pause))
 
 
-async def _drive(url: str, bodies: list[bytes], clients: int, seconds: float | None) -> Load:
+async def _drive(url: str, bodies: list[bytes], clients: int, seconds: float | None, pause: float | None) -> Load:
     address = urlsplit(url)
-    found, loop, rest = Load(), asyncio.get_running_loop(), iter(bodies)
+    found, loop, rest = Load(), asyncio.get_running_loop(), iter(bodies) if pause is None else cycle(bodies)
     began, computed = time.perf_counter(), _computed()
     until = None if seconds is None else began + seconds
     over = [loop.create_future() for _ in range(clients)]
     head = f"POST /v1/search HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n".encode()
     for end in over:
         await loop.create_connection(
-            lambda end=end: _Client(head, rest, until, found, end), address.hostname, address.port
+            lambda end=end: _Client(head, rest, until, found, end, pause or 0.0), address.hostname, address.port
         )
     await asyncio.gather(*over)
     found.seconds, found.cpu = time.perf_counter() - began, _computed() - computed
@@ -83,8 +92,15 @@ def _computed() -> float:
 
 class _Client(asyncio.Protocol):
     def __init__(
-        self, head: bytes, bodies: Iterator[bytes], until: float | None, found: Load, over: "asyncio.Future[None]"
+        self,
+        head: bytes,
+        bodies: Iterator[bytes],
+        until: float | None,
+        found: Load,
+        over: "asyncio.Future[None]",
+        pause: float,
     ) -> None:
+        self._pause = pause
         self._head, self._bodies, self._until, self._found, self._over = head, bodies, until, found, over
         self._received = bytearray()
         self._needed = 0  # bytes of the whole answer, once they are known
@@ -101,7 +117,7 @@ class _Client(asyncio.Protocol):
             self._end()
             return
         self._transport.write(b"%bContent-Length: %d\r\n\r\n%b" % (self._head, len(body), body))
-        self._waiting = asyncio.get_running_loop().call_later(TIMEOUT, self._end, "no answer came in time")
+        self._waiting = asyncio.get_running_loop().call_later(TIMEOUT, self._give_up)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -117,16 +133,23 @@ class _Client(asyncio.Protocol):
         self._look_at(bytes(self._received))
         self._received.clear()
         self._needed = 0
-        self._ask()
+        if self._pause:
+            asyncio.get_running_loop().call_later(self._pause, self._ask)
+        else:
+            self._ask()
 
     def _look_at(self, answer: bytes) -> None:
         if not answer.startswith(b"HTTP/1.1 200") or b'"hits":[{' not in answer:
-            self._found.errors.append(answer[-300:].decode(errors="replace"))
+            self._found.errors.append(answer.partition(b"\r\n\r\n")[2][-300:].decode(errors="replace"))
         elif len(self._found.times) % READ_EVERY == 0:
             told = json.loads(answer.partition(b"\r\n\r\n")[2])
             self._found.batches.append(told["batch"])
             for stage, seconds in told["seconds"].items():
                 self._found.stages.setdefault(stage, []).append(seconds)
+
+    def _give_up(self) -> None:
+        self._found.times.append(TIMEOUT)
+        self._end("no answer came in time")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(f"the connection was closed ({error})")

@@ -2,32 +2,44 @@
 
 import io
 import os
+import re
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from genius.data.image_headers import check_size, decoding_memory, open_image
 from genius.data.items import ImageSource, printable
 from genius.errors import BadImage
 
-MAX_PIXELS = 64_000_000
-"""Images with more pixels are refused before decoding: a small file can claim a size that exhausts the memory."""
-
 MAX_BYTES = 1 << 30
-"""Larger files are refused before reading. `MAX_PIXELS` uncompressed pixels of 16 bytes each still fit."""
-
-MAX_SCANS = 100
-"""JPEG files with more scans are refused: a small file can ask for hours of decoding."""
-
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-"""Accepted formats, by their PIL names. Rare parsers are poorly tested, so untrusted files never reach them."""
+"""Larger files are refused before reading. 64 million uncompressed pixels of 16 bytes each still fit."""
 
 SUFFIXES = frozenset(
     [".png", ".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif"]
 )
 """Suffixes of the files that a folder reader takes for images."""
 
-_SAVE_AS = "Save it again as PNG, JPEG or WebP."
+DECODING_BYTES = max(1 << 30, (128 << 20) * (os.cpu_count() or 1))
+"""Memory of all images that are decoded at the same time: a photo of 12 megapixels takes about 100 MB."""
+
+BAND = 1 << 20
+"""Pixels that are converted at once. Pillow keeps other Python threads waiting while it converts."""
+
+_ORIENTATION = 0x0112
+_TRANSPOSITIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def image_bytes(source: ImageSource) -> bytes:
@@ -74,88 +86,180 @@ def load_image(source: ImageSource, name: str | None = None) -> Image.Image:
     Raises:
         BadImage: The image cannot be decoded. The message has its name and says what to do.
     """
+    with decoded(source, name) as image:
+        return image
+
+
+@contextmanager
+def decoded(source: ImageSource, name: str | None = None, side: int | None = None) -> Iterator[Image.Image]:
+    """`load_image` for images that are needed briefly: their memory counts as used until the end of the block.
+
+    Waits while other threads decode images of `DECODING_BYTES` in all.
+
+    Args:
+        source: Path, file content or PIL image.
+        name: Name of the image in error messages; by default its path.
+        side: Longer side of the image that is needed. Large JPEG files are decoded at a fraction of their size, but
+            not below twice this. The pixels differ a little from those of the whole image.
+
+    Raises:
+        BadImage: The image cannot be decoded. The message has its name and says what to do.
+    """
     if isinstance(source, Image.Image):
-        return _convert(source, name or "the image")
+        name = name or "the image"
+        check_size(*source.size, name)
+        with _DECODING.taken(decoding_memory(source)):
+            yield _decode(source, name, own=False)
+        return
     content = image_bytes(source)
     if name is None:
         name = "the image (bytes)" if isinstance(source, bytes) else printable(os.fsdecode(source))
-    if not content:
-        raise BadImage(f"{name}: the file is empty (0 bytes). Copy or download it again.")
-    try:
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadImage(f"{name}: {_too_large()}") from error
-    except Exception as error:  # parsers raise many types: struct.error, SyntaxError, OverflowError ...
-        raise BadImage(f"{name}: {_not_an_image(content[:512])}") from error
-    with image:
-        # Each scan costs as much as decoding the whole image. The marker cannot occur inside a scan.
-        if image.format in ("JPEG", "MPO") and content.count(b"\xff\xda") > MAX_SCANS:
-            raise BadImage(f"{name}: the JPEG has more than {MAX_SCANS} scans. {_SAVE_AS}")
-        return _convert(image, name)
+    with open_image(content, name) as image:
+        if side is not None:
+            image.draft("RGB", (2 * side, 2 * side))
+        with _DECODING.taken(decoding_memory(image)):
+            yield _decode(image, name, own=True)
 
 
 def thumbnail(source: ImageSource, size: int, format: str = "WEBP", quality: int = 80) -> bytes:
     """Encode an image as a small file. Its sides have at most `size` pixels."""
-    image = load_image(source)
-    image.thumbnail((size, size))
-    file = io.BytesIO()
-    image.save(file, format, quality=quality)
-    return file.getvalue()
+    with decoded(source, side=size) as image:
+        image.thumbnail((size, size))
+        file = io.BytesIO()
+        image.save(file, format, quality=quality)
+        return file.getvalue()
 
 
-def _convert(image: Image.Image, name: str) -> Image.Image:
-    width, height = image.size  # from the file header: nothing is decoded yet
-    if width * height > MAX_PIXELS:
-        raise BadImage(f"{name}: {_too_large(width, height)}")
-    if width < 1 or height < 1:
-        raise BadImage(f"{name}: the image has no pixels ({width} x {height}). {_SAVE_AS}")
+class _MemoryBudget:
+    """Limits the memory of images that threads decode at the same time."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Wait until `size` bytes are free, and use them. A larger size than the limit waits for all."""
+        size = min(size, self.limit)
+        with self._turn, self._changed:  # only one thread waits for memory, so small images do not overtake it forever
+            self._changed.wait_for(lambda: self.used + size <= self.limit)
+            self.used += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.used -= size
+                self._changed.notify()
+
+
+_DECODING = _MemoryBudget(DECODING_BYTES)
+
+
+def _decode(image: Image.Image, name: str, own: bool) -> Image.Image:
+    """Decode and convert an opened image. own: whether the pixels may become part of the result."""
     try:
         image.load()
-        return _to_rgb(_upright(image))
+        if own and hasattr(image, "_decoder"):  # of WebP and AVIF: it holds several copies of the image
+            image._decoder = None
+        rgb = _to_rgb(image)
+        if not own and rgb is image:
+            rgb = image.copy()
+        method = _TRANSPOSITIONS.get(_orientation(image, own))
+        return rgb if method is None else rgb.transpose(method)
     except Exception as error:  # decoders raise many types: OSError, SyntaxError, struct.error, EOFError ...
         raise BadImage(
             f"{name}: the image is truncated or damaged ({_reason(error)}). Copy or download it again."
         ) from error
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Return a copy, rotated as its EXIF data says; damaged EXIF data is ignored."""
+# Rotation
+
+
+def _orientation(image: Image.Image, own: bool) -> int:
+    """The EXIF orientation, 1 to 8. Damaged EXIF data is ignored.
+
+    Pillow reads all EXIF tags, which may take seconds in a hostile file. For a PIL image of the caller it is the only
+    way; TIFF files are rotated by Pillow when they are loaded.
+    """
     try:
-        return ImageOps.exif_transpose(image)
+        if not own:
+            return int(image.getexif().get(_ORIENTATION, 1))
+        if image.format == "TIFF":
+            return 1
+        exif = image.info.get("exif")
+        if exif is None and (profile := image.info.get("Raw profile type exif")):
+            exif = bytes.fromhex("".join(profile.split("\n")[3:]))
+        return _exif_orientation(exif or b"") or _xmp_orientation(image) or 1
     except Exception:  # EXIF parsers raise many types
-        return image.copy()
+        return 1
+
+
+def _exif_orientation(exif: bytes) -> int | None:
+    """The orientation in EXIF data, which has the form of a TIFF file."""
+    exif = re.sub(b"^(Exif\0\0){1,2}", b"", exif[:20]) + exif[20:]
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None:
+        return None
+    (at,) = struct.unpack_from(order + "I", exif, 4)
+    (tags,) = struct.unpack_from(order + "H", exif, at)
+    for entry in range(at + 2, at + 2 + 12 * tags, 12):
+        tag, kind, count = struct.unpack_from(order + "HHI", exif, entry)
+        if tag == _ORIENTATION:
+            value = {1: "B", 3: "H", 4: "I"}.get(kind)
+            return None if value is None or count != 1 else int(struct.unpack_from(order + value, exif, entry + 8)[0])
+    return None
+
+
+def _xmp_orientation(image: Image.Image) -> int | None:
+    xmp = image.info.get("XML:com.adobe.xmp") or image.info.get("xmp")
+    if isinstance(xmp, str):
+        xmp = xmp.encode("utf-8", "replace")
+    found = re.search(rb'tiff:Orientation(="|>)([0-9])', xmp) if xmp else None
+    return int(found[2]) if found else None
+
+
+# Modes
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB, with full contrast and transparency on white."""
+    """Convert any mode to RGB, with full contrast and transparency on white. RGB is returned as it is."""
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    white = None
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        image = _to_grey(image)
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")
+        white = _white_level(image)
+    rgb = Image.new("RGB", image.size)
+    for top, band in _bands(image):
+        rgb.paste(_band_to_rgb(band, white), (0, top))
+    return rgb
 
 
-def _to_grey(image: Image.Image) -> Image.Image:
-    """Convert 16 or 32 bits per pixel to 8-bit grey. PIL clips at 255, which turns most pixels white."""
-    values = np.asarray(image, dtype=np.float32)
-    if image.mode.startswith("I;16") or values.max() > 255:  # 32-bit images do not state their white level
-        values = values * (255 / max(65535, values.max()))
-    return Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
+def _bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Parts of an image with their first row. Conversions need no other copy of the whole image this way."""
+    rows = max(1, BAND // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
-def _too_large(width: int | None = None, height: int | None = None) -> str:
-    size = f"{width} x {height} pixels" if width else "the image"
-    return f"{size} is more than the limit of {MAX_PIXELS // 1_000_000} megapixels. Make the image smaller."
+def _band_to_rgb(band: Image.Image, white: float | None) -> Image.Image:
+    if white is not None:
+        # PIL clips 16 and 32 bits at 255, which turns most pixels white.
+        values = np.asarray(band, dtype=np.float32) * (255 / white)
+        band = Image.fromarray(values.clip(0, 255).round().astype(np.uint8))
+    if band.has_transparency_data:
+        band = band.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", band.size, "white"), band).convert("RGB")
+    return band.convert("RGB")
 
 
-def _not_an_image(head: bytes) -> str:
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if start.startswith(b"<svg") or (start.startswith((b"<?xml", b"<!doctype", b"<!--")) and b"<svg" in start):
-        return "SVG drawings are not supported. Convert it to PNG first."
-    if start.startswith((b"<!doctype html", b"<html")):
-        return "this is a web page, not an image. Download the image itself."
-    return f"this is not an image of a supported format, or its beginning is damaged. {_SAVE_AS}"
+def _white_level(image: Image.Image) -> float:
+    """The value of white in an image of 16 or 32 bits per pixel."""
+    if image.mode.startswith("I;16"):
+        return 65535.0
+    brightest = float(np.max([np.asarray(band, dtype=np.float32).max() for _, band in _bands(image)]))
+    return max(65535.0, brightest) if brightest > 255 else 255.0  # 32-bit images do not state their white level
 
 
 def _reason(error: Exception) -> str:

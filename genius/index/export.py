@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from genius.data.csv_writer import CsvWriter
-from genius.data.images import FORMATS as IMAGE_FORMATS
+from genius.data.image_headers import FORMATS as IMAGE_FORMATS
 from genius.data.items import Item
 from genius.errors import BadData, BadItem, GeniusError
 from genius.index.snapshot import Snapshot

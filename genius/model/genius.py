@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from genius.data.images import load_image
+from genius.data.images import decoded
 from genius.data.items import Item, Query, clean_text
 from genius.encoders.base import Encoder, Prepared, Vectors
 from genius.encoders.loading import load_encoder
@@ -130,7 +130,8 @@ class Genius:
         if image is None:
             return None
         try:
-            return self.encoder.pixels(load_image(image, image_name))
+            with decoded(image, image_name) as rgb:
+                return self.encoder.pixels(rgb)
         except BadImage as error:
             raise BadItem(owner, str(error)) from error
 

@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from genius.data.items import Query
@@ -21,9 +20,8 @@ from genius.search.options import SearchOptions
 from genius.search.results import SearchResult
 from genius.serve.limits import NOT_READY, QueryExpired, ServiceUnavailable
 from genius.serve.settings import Settings
-from genius.serve.threads import log_unexpected, resolve
+from genius.serve.threads import decoders, log_unexpected, resolve
 
-DECODERS = 2  # threads that decode the images of queries
 QUERY_STAGES = ("queue", "prepare", "total")  # measured per query, all other stages per batch
 MAX_ATTEMPTS = 3  # per batch, if the model is replaced in the meantime
 _STOPPED = "The service stopped before it answered the query. Try again when it is back."
@@ -70,8 +68,8 @@ class Batcher:
     ) -> None:
         self._index, self._settings, self._on_batch = index, settings, on_batch
         self._queue: queue.SimpleQueue[_PendingQuery | None] = queue.SimpleQueue()
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="image")
-        self._preparing = 0  # queries whose images are being decoded
+        self._preparing = 0  # queries whose images are waiting for a decoder, or being decoded
+        self._decoding: set[asyncio.Future[Prepared]] = set()
         self._open = 0  # unanswered queries
         self._closed, self._given_up = True, False  # closed until `start`
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
@@ -88,8 +86,9 @@ class Batcher:
         while self._open and time.monotonic() < end:
             await asyncio.sleep(0.01)
         self._given_up = True
+        for decoding in self._decoding:
+            decoding.cancel()
         self._queue.put(None)
-        self._decoders.shutdown(wait=False, cancel_futures=True)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, max(1.0, end - time.monotonic()))
 
@@ -100,35 +99,50 @@ class Batcher:
 
     # In the event loop
 
-    async def search(self, query: Query, options: SearchOptions) -> ServedResult:
-        """Answer a query. Raises ServiceUnavailable or QueryExpired, and GeniusError for a bad image or filter."""
-        self._admit(1)
-        return await self._answer(query, options)
+    async def search(self, query: Query, options: SearchOptions, pixels: int = 0) -> ServedResult:
+        """Answer a query. Raises ServiceUnavailable or QueryExpired, and GeniusError for a bad image or filter.
 
-    async def search_many(self, queries: Sequence[tuple[Query, SearchOptions]]) -> list[ServedResult | GeniusError]:
-        """Answer several queries. A failed query gives its error. Raises ServiceUnavailable."""
-        self._admit(len(queries))
+        `pixels`: of the query's image. Smaller images are decoded first.
+        """
+        self._admit([query])
+        return await self._answer(query, options, pixels)
+
+    async def search_many(
+        self, queries: Sequence[tuple[Query, SearchOptions, int]]
+    ) -> list[ServedResult | GeniusError]:
+        """Answer several queries, each with its options and pixels (see `search`).
+
+        A failed query gives its error. Raises ServiceUnavailable.
+        """
+        self._admit([query for query, _, _ in queries])
         found = await asyncio.gather(*(self._answer(*one) for one in queries), return_exceptions=True)
         for one in found:
             if isinstance(one, BaseException) and not isinstance(one, GeniusError):
                 raise one
         return [one for one in found if isinstance(one, ServedResult | GeniusError)]
 
-    def _admit(self, count: int) -> None:
+    def _admit(self, queries: Sequence[Query]) -> None:
+        """Raise ServiceUnavailable if too many queries wait. Images may take half of the places, texts the rest."""
         if self._closed:
             raise ServiceUnavailable(NOT_READY)
-        if self.waiting + count > self._settings.max_waiting:
+        images = sum(query.image is not None for query in queries)
+        if images and self._preparing + images > self._settings.max_waiting_images:
+            raise ServiceUnavailable(
+                f"{self._preparing} images are waiting to be decoded, of at most {self._settings.max_waiting_images}. "
+                "Try again in a moment."
+            )
+        if self.waiting + len(queries) > self._settings.max_waiting:
             raise ServiceUnavailable(
                 f"{self.waiting} queries are waiting, of at most {self._settings.max_waiting}. Try again in a moment."
             )
 
-    async def _answer(self, query: Query, options: SearchOptions) -> ServedResult:
+    async def _answer(self, query: Query, options: SearchOptions, pixels: int) -> ServedResult:
         loop = asyncio.get_running_loop()
         pending = _PendingQuery(query, options, loop.create_future())
         self._open += 1
         try:
             if query.image is not None:
-                await self._prepare(pending, loop)
+                await self._prepare(pending, pixels)
             pending.queued = time.monotonic()
             self._queue.put(pending)
             return await pending.future
@@ -136,17 +150,23 @@ class Batcher:
             pending.future.cancel()  # the client may have disconnected
             self._open -= 1
 
-    async def _prepare(self, pending: _PendingQuery, loop: asyncio.AbstractEventLoop) -> None:
+    async def _prepare(self, pending: _PendingQuery, pixels: int) -> None:
+        """Decode the image of a query. Nothing is decoded for a query that has expired or was cancelled."""
         self._preparing += 1
+        decoding = asyncio.ensure_future(
+            decoders.run(lambda: pending.prepare(self._index.model), pixels, self._settings.deadline)
+        )
+        self._decoding.add(decoding)
         try:
-            await loop.run_in_executor(self._decoders, lambda: pending.prepare(self._index.model))
-        except (asyncio.CancelledError, RuntimeError):  # raised by a pool that was shut down
-            if not self._given_up:
-                raise
+            await decoding
+        except asyncio.CancelledError:
+            if self._given_up:  # cancelled by `stop`
+                raise ServiceUnavailable(_STOPPED) from None
+            raise
         finally:
+            decoding.cancel()
+            self._decoding.discard(decoding)
             self._preparing -= 1
-        if self._given_up:
-            raise ServiceUnavailable(_STOPPED)
 
     # In the thread
 

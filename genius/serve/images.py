@@ -12,7 +12,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from genius.data.images import load_image
+from genius.data.image_headers import ImageHeader, image_header
+from genius.data.images import decoded
 from genius.data.items import Item
 from genius.errors import BadImage
 from genius.serve.limits import MAX_PIXELS
@@ -22,51 +23,17 @@ THUMBNAIL_TYPE = "image/webp"
 QUALITY = 82
 CACHE_BYTES = 64_000_000
 MAX_FILE = 200_000_000  # bytes of an image file that is read from the disk
-MAX_READS = 20_000  # reads of an image parser, and chunks of a PNG
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 """Formats that clients may upload. Fewer than an operator may index: few parsers should face the network."""
-_PNG = b"\x89PNG\r\n\x1a\n"
 _UNREADABLE = "The image of this item cannot be read. Its file may have been moved."
 
 
-def check_image(data: bytes, max_pixels: int = MAX_PIXELS) -> None:
+def check_image(data: bytes, max_pixels: int = MAX_PIXELS) -> ImageHeader:
     """Refuse data that is not an image, or that would take too long or too much memory to decode."""
-    if not data:
-        raise HttpProblem(422, "`image` is empty. Send an image file.", "image")
     try:
-        with Image.open(_LimitedReads(data), formats=FORMATS) as image:
-            width, height = image.size
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        width = height = max_pixels + 1
-    except Exception as error:  # parsers raise many types: struct.error, SyntaxError, OverflowError ...
-        formats = "PNG, JPEG, WebP, GIF, BMP or AVIF"
-        raise HttpProblem(422, f"`image` is not a readable image. Send {formats}.", "image") from error
-    if width * height > max_pixels:
-        limit = f"{max_pixels / 1_000_000:,.3g} megapixels"
-        raise HttpProblem(422, f"`image` has too many pixels: at most {limit} are allowed.", "image")
-    if data.startswith(_PNG) and _has_many_chunks(data):
-        raise HttpProblem(422, "`image` has too many chunks. Save it again.", "image")
-
-
-class _LimitedReads(io.BytesIO):
-    """A file that allows MAX_READS reads: some parsers walk through millions of empty chunks one by one."""
-
-    left = MAX_READS
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self.left -= 1
-        if self.left < 0:
-            raise OSError("too many reads")
-        return super().read(size)
-
-
-def _has_many_chunks(png: bytes) -> bool:
-    at = len(_PNG)
-    for _ in range(MAX_READS):
-        if at + 8 > len(png):
-            return False
-        at += 12 + int.from_bytes(png[at : at + 4], "big")
-    return True
+        return image_header(data, "`image`", FORMATS, max_pixels)
+    except BadImage as error:
+        raise HttpProblem(422, str(error), "image") from error
 
 
 def image_bytes(item: Item, field: str) -> bytes:
@@ -81,6 +48,14 @@ def image_bytes(item: Item, field: str) -> bytes:
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise HttpProblem(404, _UNREADABLE, field) from error
+
+
+def image_pixels(data: bytes) -> int:
+    """Number of pixels of an indexed image; 0 if it cannot be read."""
+    try:
+        return image_header(data).pixels
+    except BadImage:
+        return 0
 
 
 def thumbnail_tag(item: Item, size: int) -> str:
@@ -120,13 +95,13 @@ class Thumbnails:
         if cached is not None:
             return cached
         assert item.image is not None
+        out = io.BytesIO()
         try:
-            image = load_image(item.image)
+            with decoded(item.image, side=size) as image:
+                image.thumbnail((size, size), Image.Resampling.LANCZOS, reducing_gap=2.0)
+                image.save(out, "WEBP", quality=QUALITY, method=2)
         except BadImage as error:
             raise HttpProblem(404, _UNREADABLE, "id") from error
-        image.thumbnail((size, size), Image.Resampling.LANCZOS, reducing_gap=2.0)
-        out = io.BytesIO()
-        image.save(out, "WEBP", quality=QUALITY, method=2)
         thumbnail = out.getvalue()
         with self._lock:
             self.used += len(thumbnail) - len(self._cache.pop(tag, b""))

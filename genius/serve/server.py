@@ -28,7 +28,8 @@ log = logging.getLogger("genius.serve")
 MAX_HEAD = 65_536
 """Bytes of an unfinished request line and headers."""
 
-_M_ARENA_MAX = -8  # from malloc.h
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # from malloc.h
+_BLOCK = 8 << 20  # bytes; Pillow's blocks have 16 MB
 
 
 def run(
@@ -47,7 +48,7 @@ def run(
     """
     _log_to_stderr()
     _raise_file_limit(2 * settings.max_connections)
-    _limit_malloc_arenas()
+    _tune_malloc()
     Server(AccessLog(app) if access_log else app, settings, ready, announce, failed).run(sockets=[listener])
 
 
@@ -89,11 +90,13 @@ def _raise_file_limit(connections: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
-def _limit_malloc_arenas() -> None:
-    """Let threads share heaps: glibc's per-thread heaps grow and are not returned to the system."""
+def _tune_malloc() -> None:
+    """Return memory to the system: glibc's per-thread heaps only grow, and large blocks move into them over time."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # other C libraries have no mallopt
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+            libc = ctypes.CDLL(None)
+            libc.mallopt(_M_ARENA_MAX, 2)
+            libc.mallopt(_M_MMAP_THRESHOLD, _BLOCK)
 
 
 def _log_to_stderr() -> None:

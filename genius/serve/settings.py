@@ -39,6 +39,11 @@ class Settings:
     max_connections: int = 1000
 
     @property
+    def max_waiting_images(self) -> int:
+        """Queries whose images wait for a decoder: half of the places, so that texts find one."""
+        return max(1, self.max_waiting // 2)
+
+    @property
     def loopback(self) -> bool:
         """Whether only programs on this machine can reach the service."""
         if self.host == "localhost":

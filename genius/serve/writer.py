@@ -20,7 +20,7 @@ from genius.index.index import Index
 from genius.serve.jobs import JobChunk, JobQueue, WriteJob, size_of
 from genius.serve.limits import NOT_READY, ByteBudget, ServiceUnavailable
 from genius.serve.settings import Settings
-from genius.serve.threads import log_unexpected, resolve
+from genius.serve.threads import log_unexpected, lower_priority, resolve
 
 MAX_GROUP = 256  # single writes per commit
 MAX_CHUNK = 256  # items of a bulk addition per commit
@@ -133,6 +133,7 @@ class Writer:
     # In the thread
 
     def _run(self) -> None:
+        lower_priority()  # of the threads that decode the images of items, too
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._writes or self.jobs.waiting or self._closed)

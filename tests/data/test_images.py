@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius.data.images import MAX_PIXELS, image_bytes, load_image
+from genius.data.image_headers import MAX_PIXELS
+from genius.data.images import image_bytes, load_image
 from genius.errors import BadImage
 
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
@@ -127,7 +128,7 @@ def test_bomb_is_refused_before_decoding(tmp_path, size):
 
 
 def test_pil_image_above_the_limit_is_refused(monkeypatch):
-    monkeypatch.setattr("genius.data.images.MAX_PIXELS", 100)
+    monkeypatch.setattr("genius.data.image_headers.MAX_PIXELS", 100)
     assert load_image(Image.new("RGB", (10, 10))).size == (10, 10)
     with pytest.raises(BadImage, match="11 x 10 pixels"):
         load_image(Image.new("RGB", (11, 10)))

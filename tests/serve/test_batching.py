@@ -160,7 +160,7 @@ def test_more_queries_than_may_wait_are_refused() -> None:
             await asyncio.gather(first, *others)
             assert text_of(await ask(batches, "d")) == "A d"
             with pytest.raises(ServiceUnavailable):
-                await batches.search_many([(Query(text=f"q{i}"), SearchOptions()) for i in range(3)])
+                await batches.search_many([(Query(text=f"q{i}"), SearchOptions(), 0) for i in range(3)])
 
     run(test)
 

@@ -5,10 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from genius.serve.images import THUMBNAIL_TYPE, Thumbnails, thumbnail_tag
+from genius.serve.images import THUMBNAIL_TYPE, Thumbnails, image_bytes, image_pixels, thumbnail_tag
 from genius.serve.problems import HttpProblem, quote_name
-from genius.serve.routes.dependencies import ReadyIndex, errors
+from genius.serve.routes.dependencies import ReadyIndex, cancel_on_disconnect, errors
 from genius.serve.routes.items import ItemId
+from genius.serve.threads import decoders
 
 router = APIRouter(tags=["items"])
 
@@ -46,5 +47,7 @@ async def get_image(
         return Response(status_code=304, headers=headers)
     image = thumbnails.get(tag)
     if image is None:
-        image = await pools.decode(lambda: thumbnails.make(tag, item, size))
+        pixels = await pools.read(lambda: image_pixels(image_bytes(item, "id")))
+        making = decoders.run(lambda: thumbnails.make(tag, item, size), pixels, served.settings.deadline)
+        image = await cancel_on_disconnect(request, making)
     return Response(image, headers=headers, media_type=THUMBNAIL_TYPE)

@@ -20,6 +20,7 @@ from genius.serve.routes.dependencies import (
     Offset,
     ReadyIndex,
     Where,
+    cancel_on_disconnect,
     coded_json,
     errors,
     get_coded,
@@ -96,7 +97,7 @@ async def add_items(request: Request, served: ReadyIndex) -> Response:
     As a form: several `files`, images or texts (`.txt`). The name of a file becomes the id of the item.
     """
     body = await read_body(request, AddItemsRequest, _add_request_from_form)
-    items = await request.app.state.pools.decode(lambda: [_checked_item(one) for one in body.items])
+    items = await request.app.state.pools.read(lambda: [_checked_item(one) for one in body.items])
     job = served.writer.add(items, body.replace)
     location = f"/v1/jobs/{job.id}"
     return json_response({"job": job.id, "items": len(items), "location": location}, 202, {"Location": location})
@@ -150,8 +151,8 @@ async def put_item(request: Request, id: ItemId, served: ReadyIndex) -> Response
     item = _item(id, body)
     if body.image is not None:
         image = body.image
-        await request.app.state.pools.decode(lambda: check_image(image))
-    status, version = await served.writer.put(item)
+        await request.app.state.pools.read(lambda: check_image(image))
+    status, version = await cancel_on_disconnect(request, served.writer.put(item))
     created = status == "created"
     headers = {"Location": item_url("items", id, served.name)} if created else None
     return json_response({"id": id, "status": status, "version": version}, 201 if created else 200, headers)

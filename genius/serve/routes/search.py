@@ -12,7 +12,7 @@ from genius.serve.batching import ServedResult
 from genius.serve.bodies import read_body
 from genius.serve.examples import BATCH_REQUESTS, SEARCH_REQUESTS, SEARCH_RESPONSE
 from genius.serve.hosted import HostedIndex
-from genius.serve.images import check_image, image_bytes
+from genius.serve.images import check_image, image_bytes, image_pixels
 from genius.serve.limits import QueryExpired, ServiceUnavailable
 from genius.serve.openapi import request_body
 from genius.serve.problems import HttpProblem, problem_from, quote_name
@@ -39,8 +39,8 @@ async def search(request: Request, served: ReadyIndex) -> Response:
     a form, it is a file.
     """
     body = await read_body(request, SearchRequest)
-    query = await _query(request, served, body)
-    result = await cancel_on_disconnect(request, served.batcher.search(query, _options(body)))
+    query, pixels = await _query(request, served, body)
+    result = await cancel_on_disconnect(request, served.batcher.search(query, _options(body), pixels))
     return json_response(_result_json(result, served, body.explain))
 
 
@@ -60,7 +60,8 @@ async def search_batch(request: Request, served: ReadyIndex) -> Response:
     queries = []
     for place, one in enumerate(body.queries):
         try:
-            queries.append((await _query(request, served, one), _options(one)))
+            query, pixels = await _query(request, served, one)
+            queries.append((query, _options(one), pixels))
         except GeniusError as error:
             raise problem_from(error).within(f"queries.{place}") from error
         except HttpProblem as problem:
@@ -80,30 +81,35 @@ def _options(body: SearchRequest) -> SearchOptions:
     return SearchOptions(k=body.k, mode=body.mode, beam=body.beam, budget=body.budget, where=body.where, ids=ids)
 
 
-async def _query(request: Request, served: HostedIndex, body: SearchRequest) -> Query:
+async def _query(request: Request, served: HostedIndex, body: SearchRequest) -> tuple[Query, int]:
+    """The query of a request, and the number of pixels of its image."""
     if body.image is not None and body.like is not None:
         raise HttpProblem(400, "`image` and `like` are both given. Search with one of them.", "like")
     if body.like is not None:
         return await _query_like(request, served, body, body.like)
+    pixels = 0
     if body.image is not None:
         image = body.image
-        await request.app.state.pools.decode(lambda: check_image(image))
+        pixels = (await request.app.state.pools.read(lambda: check_image(image))).pixels
     elif not (body.text or "").strip():
         raise HttpProblem(422, "The query is empty. Give at least one of `text`, `image` and `like`.", "text")
-    return Query(body.text, body.image, body.instruction, body.target)
+    return Query(body.text, body.image, body.instruction, body.target), pixels
 
 
-async def _query_like(request: Request, served: HostedIndex, body: SearchRequest, id: str) -> Query:
-    """A query with the content of an item."""
+async def _query_like(request: Request, served: HostedIndex, body: SearchRequest, id: str) -> tuple[Query, int]:
+    """A query with the content of an item, and the number of pixels of its image."""
     pools = request.app.state.pools
     item = await pools.read(lambda: served.index.get(id))
     if item is None:
         raise HttpProblem(404, f"There is no item {quote_name(id)} to search with.", "like")
-    image = None if item.image is None else await pools.read(lambda: image_bytes(item, "like"))
+    image, pixels = None, 0
+    if item.image is not None:
+        image = await pools.read(lambda: image_bytes(item, "like"))
+        pixels = await pools.read(lambda: image_pixels(image))
     words = (body.text or "").strip()
     text = words if words and image is not None else f"{item.text or ''} {words}".strip()
     try:
-        return Query(text, image, body.instruction, body.target)
+        return Query(text, image, body.instruction, body.target), pixels
     except BadItem as error:
         raise HttpProblem(422, f"The item {quote_name(id)} has neither text nor an image.", "like") from error
 
