@@ -25,19 +25,19 @@ MAX_RATIO = 200
 224 to 512 pixels: beyond this ratio, the shorter side would be about one pixel."""
 
 MAX_SCANS = 100
-"""Scans of a JPEG. Most have 1, progressive ones about 10."""
+"""Scans of a JPEG. Most have 1, progressive ones 10 to 18."""
 
-MAX_SCANNED = 1_000_000_000
+MAX_SCANNED = 20 * MAX_PIXELS
 """Pixels of a JPEG times its scans: each scan goes over the whole image."""
 
 MAX_READS = 20_000
 """Reads of a parser, and chunks of a PNG, besides one for each 4 kB. Parsers walk through empty chunks one by one."""
 
-MAX_PYTHON_PIXELS = 2_000_000
-"""Pixels of rare kinds (BMP with run lengths, PPM as text) that Pillow decodes in Python, 50 times slower."""
+MAX_PYTHON_PIXELS = 1_000_000
+"""Pixels of rare kinds (BMP with run lengths, PPM as text) that Pillow decodes in Python, up to 100 times slower."""
 
-MAX_TIFF_VALUES = 400_000
-"""Values of a TIFF tag other than bytes: one strip for each row of `MAX_SIDE` rows, in six planes."""
+MAX_TIFF_VALUES = 200_000
+"""Values of a TIFF tag other than bytes: one strip for each row of `MAX_SIDE` rows, in three planes."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 """Accepted formats, by their PIL names. Rare parsers are poorly tested, so untrusted files never reach them."""
@@ -91,7 +91,7 @@ def open_image(
     """Open an image file and check all limits; `load` of the result decodes it. Arguments: see `image_header`."""
     if not content:
         raise BadImage(f"{name}: the file is empty (0 bytes). Copy or download it again.")
-    if content.startswith((b"II", b"MM")):
+    if "TIFF" in formats and content.startswith((b"II", b"MM")):
         _check_tiff(content, name)
     file = _CountedReads(content)
     try:
@@ -212,7 +212,7 @@ def _tiff_tags(content: bytes) -> Iterator[tuple[int, int, int, int]]:
             tag, kind, count, value = struct.unpack_from(order + entry, content, at)
             at += struct.calcsize(order + entry)
             yield tag, kind, count, struct.unpack_from(order + ("H" if kind == 3 else "I"), value)[0]
-    except struct.error:  # the directory is cut off, or its offset is wrong
+    except (struct.error, OverflowError):  # the directory is cut off, or its offset is wrong
         return
 
 

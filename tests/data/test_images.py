@@ -2,14 +2,15 @@ import io
 import struct
 import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from genius.data.image_headers import MAX_PIXELS
-from genius.data.images import image_bytes, load_image
+from genius.data.images import _MemoryBudget, decoded, image_bytes, load_image, thumbnail
 from genius.errors import BadImage
 
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
@@ -83,6 +84,13 @@ def test_truncated_image_is_refused_by_name(tmp_path, format):
         ("page.jpg", b"<!DOCTYPE html><html>404</html>", "web page"),
         ("drawing.svg", b'<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG drawings are not supported"),
         ("drawing.png", b'\xef\xbb\xbf<?xml version="1.0"?>\n<svg/>', "SVG drawings are not supported"),
+        (
+            "photo.heic",
+            b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(99),
+            "HEIC images are not supported. Convert it to JPEG",
+        ),
+        ("photo.jpg", b"\0\0\0\x1cftypmif1\0\0\0\0mif1heix" + bytes(99), "HEIC images are not supported"),
+        ("damaged.avif", b"\0\0\0\x1cftypmif1\0\0\0\0mif1avif" + bytes(99), "not an image"),
         ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not an image"),
     ],
 )
@@ -213,6 +221,76 @@ def test_exif_rotation_is_applied(orientation):
     image = load_image(saved(stored, "PNG", exif=exif))
     assert image.size == (32, 16)
     assert image.tobytes() == upright.tobytes()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF", "MPO"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_rotation_is_that_of_pillow_in_every_format(format, orientation):
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0112], exif[0x0131] = "maker", orientation, "software"
+    data = saved(gradient(), format, exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert load_image(data).tobytes() == expected.convert("RGB").tobytes()
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(("kind", "value"), [(1, "B"), (3, "H"), (4, "I")])
+def test_rotation_is_read_in_every_byte_order_and_size(order, kind, value):
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "IH", 8, 1)
+    entry = struct.pack(order + "HHI" + value, 0x0112, kind, 1, 6).ljust(12, b"\0")
+    data = saved(gradient(), "JPEG", exif=b"Exif\0\0" + head + entry + bytes(4))
+    assert load_image(data).size == (48, 64)
+
+
+def test_rotation_in_xmp_is_applied():
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    assert load_image(saved(gradient(), "JPEG", xmp=xmp)).size == (48, 64)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "PA", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16"])
+def test_parts_are_converted_like_the_whole(monkeypatch, mode):
+    image = gradient(64, 48)
+    if mode in ("I", "F", "I;16"):
+        image = Image.fromarray(np.arange(48 * 64, dtype=np.uint16).reshape(48, 64) * 20)
+        image = image if mode == "I;16" else image.convert(mode)
+    elif mode in ("RGBA", "LA", "PA"):
+        image.putalpha(Image.linear_gradient("L").resize(image.size))
+        image = image.convert(mode)
+    else:
+        image = image.convert(mode)
+    whole = load_image(image)
+    monkeypatch.setattr("genius.data.images.BAND", 64 * 5)
+    assert load_image(image).tobytes() == whole.tobytes()
+    assert len(whole.getcolors(10_000)) > 1
+
+
+def test_memory_of_images_that_are_decoded_together_is_limited(monkeypatch):
+    budget = _MemoryBudget(limit=8 * 100 * 100 * 2)  # two of the images below
+    monkeypatch.setattr("genius.data.images._DECODING", budget)
+    data, used = saved(Image.new("RGB", (100, 100)), "PNG"), []
+
+    def decode(_: int) -> None:
+        with decoded(data):
+            used.append(budget.used)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(decode, range(40)))
+    assert len(used) == 40
+    assert max(used) <= budget.limit
+    assert budget.used == 0
+    with pytest.raises(BadImage), decoded(data[:60]):
+        pass
+    assert budget.used == 0
+    assert load_image(saved(Image.new("RGB", (300, 300)), "PNG")).size == (300, 300)  # larger than the limit
+
+
+def test_a_thumbnail_of_a_large_jpeg_needs_a_fraction_of_its_pixels():
+    data = saved(gradient(1600, 1200), "JPEG")
+    with decoded(data, side=64) as small:
+        assert small.size == (200, 150)
+    with decoded(data) as whole:
+        assert whole.size == (1600, 1200)
+    assert max(Image.open(io.BytesIO(thumbnail(data, 64))).size) == 64
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")

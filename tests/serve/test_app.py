@@ -37,7 +37,7 @@ from genius.serve import bodies
 from genius.serve.images import Thumbnails, check_image
 from genius.serve.limits import QueryExpired, ServiceUnavailable
 from genius.serve.problems import HttpProblem, mask_paths
-from genius.serve.threads import ThreadPools
+from genius.serve.threads import Decoders
 
 ITEMS = {item.id: item for item in drawn_items()}
 JSON = {"Content-Type": "application/json"}
@@ -269,7 +269,7 @@ WRONG_SEARCHES: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
     ({"image": 5}, 422, "image", "Base64"),
     ({"image": "data:image/png;base64," + STAR}, 422, "image", "data URL"),
     ({"image": "/etc/passwd"}, 422, "image", "Base64"),
-    ({"image": "aHR0cDovL2EuYi9jLnBuZw=="}, 422, "image", "not a readable image"),
+    ({"image": "aHR0cDovL2EuYi9jLnBuZw=="}, 422, "image", "not an image of a supported format"),
     ({"image": CUT}, 422, "image", "truncated"),
     ({"like": "nope"}, 404, "like", "no item"),
     ({"like": "x" * 513}, 422, "like", "at most 512"),
@@ -323,7 +323,7 @@ def form(*parts: tuple[bytes, bytes], end: bytes = b"--x--\r\n") -> bytes:
         (form((b'text"', b"a"), (b'k"', b"NaN")), 422, "k", "number"),
         (form((b'text"', b"a"), (b'explain"', b"yes")), 422, "explain", "true or false"),
         (form((b'text"', b"a"), (b'secret"', b"x")), 422, "secret", "no field"),
-        (form((b'image"; filename="x.png"', b"hello")), 422, "image", "not a readable image"),
+        (form((b'image"; filename="x.png"', b"hello")), 422, "image", "not an image of a supported format"),
         (form(*[(b'ids"', b"")] * 10_100), 413, None, "parts"),
     ],
 )
@@ -742,13 +742,13 @@ def test_pixels_are_counted_before_anything_is_decoded(monkeypatch):
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decode)
     check_image(large.getvalue(), 9_000_000)
-    with pytest.raises(HttpProblem, match="too many pixels"):
+    with pytest.raises(HttpProblem, match="more than the limit of 9 megapixels"):
         check_image(large.getvalue(), 8_999_999)
 
 
-def test_no_more_than_two_images_are_decoded_at_once():
+def test_no_more_images_are_decoded_at_once_than_there_are_decoders():
     async def scene() -> int:
-        work, running, most, two = ThreadPools(), 0, 0, threading.Barrier(2, timeout=PATIENCE)
+        work, running, most, two = Decoders(2), 0, 0, threading.Barrier(2, timeout=PATIENCE)
         lock = threading.Lock()
 
         def decode() -> None:
@@ -760,8 +760,7 @@ def test_no_more_than_two_images_are_decoded_at_once():
             with lock:
                 running -= 1
 
-        await asyncio.gather(*(work.decode(decode) for _ in range(8)))
-        work.close()
+        await asyncio.gather(*(work.run(decode, 0, PATIENCE) for _ in range(8)))
         return most
 
     assert asyncio.run(scene()) == 2

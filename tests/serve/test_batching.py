@@ -1,6 +1,9 @@
 """Batcher: waiting queries are answered together, with the same results as one by one."""
 
 import asyncio
+import os
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +22,7 @@ from genius.search.options import SearchOptions
 from genius.serve.batching import Batcher, ServedResult
 from genius.serve.limits import QueryExpired, ServiceUnavailable
 from genius.serve.settings import Settings
+from genius.serve.threads import NICENESS, Decoders
 
 
 @asynccontextmanager
@@ -196,7 +200,7 @@ def test_many_queries_of_one_request_come_back_in_order_with_what_was_wrong_in_i
     async def test() -> None:
         async with batcher(FakeIndex()) as batches:
             texts = ["one", "broken", "three"]
-            found = await batches.search_many([(Query(text=text), SearchOptions()) for text in texts])
+            found = await batches.search_many([(Query(text=text), SearchOptions(), 0) for text in texts])
         assert [text_of(one) if isinstance(one, ServedResult) else str(one) for one in found] == [
             "A one",
             "It is broken.",
@@ -316,7 +320,7 @@ def test_answers_are_those_of_one_search_after_the_other(
 ) -> None:
     async def ask_all() -> list[ServedResult | GeniusError]:
         async with batcher(tiny_index) as batches:
-            return await batches.search_many(asked)
+            return await batches.search_many([(*one, 0) for one in asked])
 
     for (query, how), reply in zip(asked, asyncio.run(ask_all()), strict=True):
         expected = one_by_one(tiny_index, query, how)
@@ -338,3 +342,113 @@ def test_one_loop_after_the_other_can_ask(tiny_index: Index, tmp_path: Path) -> 
             Query(text="cat"), k=3
         )
     asyncio.run(batches.stop(5))
+
+
+def image_query() -> Query:
+    return Query(image=draw_image("red"))
+
+
+def ask_image(batches: Batcher, query: Query, pixels: int = 0) -> "asyncio.Task[ServedResult]":
+    return asyncio.create_task(batches.search(query, SearchOptions(), pixels))
+
+
+class Busy:
+    """Holds up the only decoder, and records what is decoded afterwards."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free, self.begun = threading.Event(), threading.Event()
+        self.decoded: list[str] = []
+        self.decoders = Decoders(1)
+        monkeypatch.setattr("genius.serve.batching.decoders", self.decoders)
+
+    async def hold(self) -> "asyncio.Task[bool]":
+        def wait() -> bool:
+            self.begun.set()
+            return self.free.wait(10)
+
+        held = asyncio.create_task(self.decoders.run(wait, 0, 10))
+        await until(self.begun.is_set)
+        return held
+
+
+def test_smaller_images_are_decoded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        busy = Busy(monkeypatch)
+        held = await busy.hold()
+        sizes = (40_000_000, 300, 2_000_000, 300)
+        asked = [
+            asyncio.create_task(busy.decoders.run(lambda n=n: busy.decoded.append(n), size, 10))
+            for n, size in enumerate(sizes)
+        ]
+        await asyncio.sleep(0)
+        busy.free.set()
+        await asyncio.gather(held, *asked)
+        assert busy.decoded == [1, 3, 2, 0]
+
+    run(test)
+
+
+def test_nothing_is_decoded_for_a_client_that_was_answered_or_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        busy, index = Busy(monkeypatch), FakeIndex()
+        monkeypatch.setattr(index.model, "prepare_query", lambda query: busy.decoded.append(query), raising=False)
+        async with batcher(index, deadline=0.05) as batches:
+            held = await busy.hold()
+            expired, gone = ask_image(batches, image_query()), ask_image(batches, image_query())
+            await until(lambda: batches.waiting == 2)
+            gone.cancel()
+            with pytest.raises(QueryExpired, match="not decoded within"):
+                await expired
+            assert batches.waiting == 0
+            busy.free.set()
+            await held
+            assert await busy.decoders.run(lambda: "next", 1 << 40, 10) == "next"  # the last of the queue
+        assert not busy.decoded
+
+    run(test)
+
+
+def test_images_that_wait_leave_room_for_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        busy, index = Busy(monkeypatch), FakeIndex()
+        async with batcher(index, max_waiting=4) as batches:
+            held = await busy.hold()
+            images = [ask_image(batches, image_query()) for _ in range(2)]
+            await until(lambda: batches.waiting == 2)
+            with pytest.raises(ServiceUnavailable, match="2 images are waiting"):
+                await batches.search(image_query(), SearchOptions())
+            assert text_of(await batches.search(Query(text="words"), SearchOptions())) == "A words"
+            for one in images:
+                one.cancel()
+            busy.free.set()
+            await held
+
+    run(test)
+
+
+def test_images_that_wait_are_refused_when_the_service_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        busy, index = Busy(monkeypatch), FakeIndex()
+        batches = Batcher(index, Settings())  # type: ignore[arg-type]
+        batches.start()
+        held = await busy.hold()
+        waiting = ask_image(batches, image_query())
+        await until(lambda: batches.waiting == 1)
+        await batches.stop(0.05)
+        with pytest.raises(ServiceUnavailable, match="stopped before"):
+            await waiting
+        busy.free.set()
+        await held
+
+    run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_decoders_give_way_to_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        lowered: list[tuple[int, int, int]] = []
+        monkeypatch.setattr("os.setpriority", lambda *given: lowered.append(given))
+        thread = await Decoders(1).run(threading.get_native_id, 0, 10)
+        assert lowered == [(os.PRIO_PROCESS, thread, NICENESS)]
+
+    run(test)

@@ -76,8 +76,8 @@ def test_what_was_put_is_found_and_what_was_deleted_is_not(tmp_path: Path) -> No
             await until(lambda: served.writer.jobs.get(job.id).state == "done")  # type: ignore[union-attr]
             one, wrong = await served.batcher.search_many(
                 [
-                    (Query(text="house 17"), SearchOptions(k=1)),
-                    (Query(text="house"), SearchOptions(where="no field = 1")),
+                    (Query(text="house 17"), SearchOptions(k=1), 0),
+                    (Query(text="house"), SearchOptions(where="no field = 1"), 0),
                 ]
             )
             assert isinstance(one, ServedResult)
@@ -143,7 +143,7 @@ def test_metrics_count_requests_batches_stages_and_writes(tmp_path: Path) -> Non
         served.start()
         try:
             await served.batcher.search_many(
-                [(Query(text="cat"), SearchOptions()), (Query(text="dog"), SearchOptions(k=1))]
+                [(Query(text="cat"), SearchOptions(), 0), (Query(text="dog"), SearchOptions(k=1), 0)]
             )
             await served.writer.put(Item("bird", "a bird"))
             await served.writer.delete("cat")

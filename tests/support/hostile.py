@@ -187,8 +187,10 @@ def images() -> dict[str, HostileImage]:
         image = drawing("L").convert("I;16") if mode == "I;16" else drawing(mode if mode != "LAB" else "RGB")
         add("read", **{f"{mode} {format}": saved(image, format)})
     add("read", **{f"orientation {n}": _exif(n) for n in (1, 3, 6, 8)}, orientation_999=_exif(999), loop=_huge_exif())
-    add("read", one_pixel=saved(Image.new("RGB", (1, 1)), "PNG"), tall=saved(Image.new("L", (1, 30_000)), "PNG"))
-    add("read", wide=saved(Image.new("1", (60_000, 2)), "PNG"), many_frames=frames("GIF", 400, (8, 8)))
+    add("read", one_pixel=saved(Image.new("RGB", (1, 1)), "PNG"), tall=saved(Image.new("L", (100, 20_000)), "PNG"))
+    add("read", wide=saved(Image.new("1", (60_000, 300)), "PNG"), many_frames=frames("GIF", 400, (8, 8)))
+    add("refused", line=saved(Image.new("L", (1, 30_000)), "PNG"), long=saved(Image.new("1", (66_000, 400)), "PNG"))
+    add("refused", png_line=png_of(1, 40_000_000, rows=b"\0\0", colour=0), heic=b"\0\0\0\x18ftypheic" + bytes(12))
     add("either", floats=_float_tiff())
 
     # Damaged
