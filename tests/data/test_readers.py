@@ -444,3 +444,10 @@ class TestJsonArrays:
         ids, bad = split(write(tmp_path / "b.json", json.dumps(rows).encode()))
         assert len(ids) == 500
         assert "not complete after 5,000 characters" in bad[0].reason
+
+
+def test_heic_files_of_a_folder_are_named_not_skipped(tmp_path):
+    (tmp_path / "photo.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(99))
+    (item,) = read_items(tmp_path)
+    with pytest.raises(BadImage, match=r"photo.HEIC: HEIC images are not supported. Convert it to JPEG"):
+        load_image(item.image)

@@ -182,10 +182,10 @@ def test_a_image_that_cannot_be_shown_leaves_its_reason_and_the_others(source, r
 
 
 def test_even_a_broken_image_object_leaves_the_others(monkeypatch):
-    def fail(source):
+    def fail(source, side):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("genius.data.images.load_image", fail)
+    monkeypatch.setattr("genius.data.images.decoded", fail)
     page = well_formed(hits_html([hit("p", Item("p", image=draw_image("red")), Modality.IMAGE)]))
     assert "no room" in page.text
 
