@@ -319,7 +319,7 @@ def test_answers_are_those_of_one_search_after_the_other(
     tiny_index: Index, asked: list[tuple[Query, SearchOptions]]
 ) -> None:
     async def ask_all() -> list[ServedResult | GeniusError]:
-        async with batcher(tiny_index) as batches:
+        async with batcher(tiny_index, deadline=120) as batches:  # kernels may have to be compiled first
             return await batches.search_many([(*one, 0) for one in asked])
 
     for (query, how), reply in zip(asked, asyncio.run(ask_all()), strict=True):
