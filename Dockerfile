@@ -2,13 +2,10 @@ ARG PYTHON=3.11.13-slim-bookworm
 
 FROM python:${PYTHON} AS build
 WORKDIR /build
-COPY constraints.txt ./
-RUN python -m venv --without-pip /opt/genius \
- && pip --python /opt/genius/bin/python install --no-cache-dir --no-deps \
-      --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' constraints.txt)"
-COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY constraints.txt pyproject.toml README.md LICENSE NOTICE ./
 COPY genius genius
-RUN pip --python /opt/genius/bin/python install --no-cache-dir --constraint constraints.txt ".[serve]" \
+RUN python -m venv --without-pip /opt/genius \
+ && pip --python /opt/genius/bin/python install --no-cache-dir --constraint constraints.txt ".[serve]" \
  && /opt/genius/bin/genius serve --help > /dev/null
 
 FROM python:${PYTHON}

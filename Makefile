@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
@@ -62,7 +63,8 @@ browser: .venv/.installed-dev
 screenshots: .venv/.installed-dev
 	$(BIN)/python docs/screenshots.py demo/emoji.genius
 
-# One stamp file for each set of extras in pyproject.toml. torch is installed first, so that no other package picks its version.
+# One stamp file for each set of extras in pyproject.toml. For development, torch is installed first, so that no other
+# package picks its version; the demo needs none.
 .venv/.installed-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "GENIUS needs Python 3.11 or newer, and $(PYTHON) is older or missing." >&2; \
@@ -70,8 +72,8 @@ screenshots: .venv/.installed-dev
 	@$(PYTHON) -m venv .venv || { \
 	  echo "The virtual environment .venv could not be made. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "Installing into .venv. The first time this takes a few minutes."
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --editable '.[$*]'
+	$(if $(filter dev,$*),$(PIP_INSTALL) $(TORCH))
+	$(PIP_INSTALL) --editable '.[$*]'
 	@touch $@
 
 clean:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from genius.model.decoder import DecoderConfig
+from genius.model.decoder_config import DecoderConfig
 from genius.runtime.onnx_graph import Graph, session
+from genius.runtime.threads import set_thread_count
 
 Shape = tuple[int, int, int]
 """(rows, inner, columns) of a matrix product."""
@@ -98,13 +99,19 @@ class Machine:
 
     def seconds(self, products: Products, threads: int) -> float:
         """Seconds of all products in sequence on this many threads. Sets torch's threads."""
-        torch.set_num_threads(threads)
+        use_threads(threads)
         return sum(times * self._product(shape, threads) for shape, times in products.items())
 
     def _product(self, shape: Shape, threads: int) -> float:
         if (threads, shape) not in self._seconds:
             self._seconds[threads, shape] = product_seconds(shape, threads)
         return self._seconds[threads, shape]
+
+
+def use_threads(count: int) -> None:
+    """Set the threads of GENIUS and of torch. NumPy's are those of OMP_NUM_THREADS when the process started."""
+    set_thread_count(count)
+    torch.set_num_threads(count)
 
 
 def product_seconds(shape: Shape, threads: int) -> float:

@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import scale
-import torch
 from index_baselines import Baseline, HnswBaseline, LanceBaseline, size_on_disk
 from index_results import NAMES, OURS, IndexResults, sheets, write_page
 from index_sources import Source, Sources
@@ -54,6 +54,7 @@ from genius.cli.console import lower_priority
 from genius.encoders.base import Vectors
 from genius.errors import GeniusError
 from genius.index.index import Index
+from genius.runtime.threads import set_thread_count
 from genius.search.options import MODES
 
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000"
@@ -136,10 +137,10 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
 
 
 def measure(results: IndexResults, settings: Settings, console: Console) -> None:
-    results.machine = f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    results.machine = f"{processor()}, {os.cpu_count()} cores, ONNX Runtime {onnxruntime.__version__}"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        torch.set_num_threads(settings.threads)
+        set_thread_count(settings.threads)
         sources = Sources(settings.vectors, progress)
         measure_rates(results, settings, sources, progress)
         for items in settings.sizes:
@@ -368,7 +369,7 @@ def busy(source: Source, folder: Path, embeddings: bool, seconds: float) -> Valu
 def keep_adding(source: Source, folder: Path, start: int, added: Any, stop: Any) -> None:
     """Add 1,000 items at a time until stopped, on one core and with low priority, as `genius index add` does."""
     lower_priority()
-    torch.set_num_threads(1)
+    set_thread_count(1)
     index = Index.open(folder, source.model())
     while not stop.is_set():
         index.add_vectors(names(start + added.value, CHANGED), source.block(start + added.value, CHANGED))
@@ -380,7 +381,7 @@ FRESH: dict[str, Callable[..., Any]] = {"read": read, "change": change, "busy": 
 
 def warm_model(source: Source, embeddings: bool) -> Genius:
     """A model that has searched a small index before and after a change, so that everything is compiled."""
-    torch.set_num_threads(1)
+    set_thread_count(1)
     model = source.model()
     with tempfile.TemporaryDirectory() as folder:
         index = Index.create(Path(folder) / "small", model, embeddings=embeddings)

@@ -18,10 +18,12 @@ from rich.progress import Progress
 
 from genius.encoders.base import Vectors
 from genius.encoders.precomputed import PrecomputedEncoder
-from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.fusion import Fusion
+from genius.model.decoder_config import DecoderConfig
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.genius import Genius
-from genius.model.quantizer import Quantizer
+from genius.networks.decoder import Decoder
+from genius.networks.fusion import Fusion
+from genius.networks.quantizer import Quantizer
 
 PAPER = DecoderConfig(768, (3, *[4096] * 8))
 BLOCK = 65_536
@@ -51,7 +53,9 @@ def random_model(config: DecoderConfig) -> Genius:
     """T5's initialisation, the same weights every time."""
     torch.manual_seed(0)
     quantizer = Quantizer(config.dim, config.sizes[1], len(config.sizes) - 1)
-    return Genius(PrecomputedEncoder(config.dim), Fusion(config.dim, 8), quantizer, Decoder(config))
+    return Genius(
+        PrecomputedEncoder(config.dim), Fusion(config.dim, 8).runtime(), quantizer.runtime(), Decoder(config).runtime()
+    )
 
 
 def paper_material(size: int, queries: int, progress: Progress, config: DecoderConfig = PAPER) -> Material:
@@ -68,22 +72,21 @@ def paper_material(size: int, queries: int, progress: Progress, config: DecoderC
     return Material(partial(random_model, config), codes, embeddings, fused, fused, modality, about)
 
 
-@torch.inference_mode()
-def likely_codes(decoder: Decoder, fused: np.ndarray, size: int, progress: Progress) -> np.ndarray:
+def likely_codes(decoder: DecoderRuntime, fused: np.ndarray, size: int, progress: Progress) -> np.ndarray:
     """(size, levels) uint16, drawn from the distribution of codes that the decoder has on the mean of queries.
 
     Clustered, because some codes are several times as common as others, and where the beams go, because a trained
     decoder too finds those codes likely that many items have. It is harder than what a trained decoder meets: this one
     hardly heeds the query, so that all beams go to the most common codes. Modalities are equally frequent.
     """
-    generator = torch.Generator().manual_seed(0)
-    z = torch.from_numpy(fused).repeat(-(-256 // len(fused)), 1)[:256]
+    z = np.tile(fused, (-(-256 // len(fused)), 1))[:256]
     sizes = decoder.config.sizes
-    some = torch.stack([torch.randint(0, count, (len(z),), generator=generator) for count in sizes], dim=1)
+    some = np.random.default_rng(0).integers(0, sizes[:-1], (len(z), 1, len(sizes) - 1))
     codes = np.empty((size, len(sizes)), np.uint16)
     bar = progress.add_task(f"drawing {size:,} IDs", total=len(sizes))
-    for level, scores in enumerate(decoder.logits(z, some)):
-        share = scores.mean(0).double().softmax(0).numpy()
+    for level, log_probs in enumerate(decoder.open(z, some)[1]):
+        share = np.exp(log_probs[:, 0].mean(0, dtype=np.float64))
+        share /= share.sum()
         edges = np.cumsum(np.full(sizes[0], 1 / sizes[0]) if level == 0 else share)[:-1]
         codes[:, level] = np.searchsorted(edges, np.random.default_rng([0, level]).random(size))
         progress.advance(bar)

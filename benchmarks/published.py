@@ -2,7 +2,7 @@
 
 `T5ForConditionalGeneration` without encoder layers attends to the prefix embeddings; `generate` asks
 `prefix_allowed_tokens_fn` once for each beam and step, and scores the whole vocabulary at every step. The weights are
-those of a `decoder.Decoder`, so that both ways find the same IDs (a decoder with `whole_vocabulary`: the same
+those of a `DecoderRuntime`, so that both ways find the same IDs (a decoder with `whole_vocabulary`: the same
 log-probabilities too).
 
 Two things differ from the original, both in its favour. Its trie is made of nested dicts, which at a million IDs need
@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from genius.model.decoder import SPECIALS, Decoder
-from genius.model.t5 import END, PAD, as_t5
+from genius.model.decoder_config import SPECIALS
+from genius.model.decoder_runtime import DecoderRuntime
+from genius.networks.t5 import END, PAD, as_t5
 
 
 class PrefixTree:
@@ -64,9 +66,11 @@ class PrefixTree:
 class Published:
     """Beam search by `transformers` over the IDs `codes: (n, levels)`, with a decoder's weights."""
 
-    def __init__(self, decoder: Decoder, codes: np.ndarray) -> None:
+    def __init__(self, decoder: DecoderRuntime, codes: np.ndarray) -> None:
         self.t5 = as_t5(decoder, without_linear_head=True)
-        self.projector = decoder.prefix_network
+        self.weight, self.bias = (
+            torch.from_numpy(decoder.weights[f"prefix_network.0.{p}"]) for p in ("weight", "bias")
+        )
         self.config = decoder.config
         self.tree = PrefixTree(codes, decoder.config.sizes)
 
@@ -87,7 +91,7 @@ class Published:
         from transformers.modeling_outputs import BaseModelOutput
 
         config, levels = self.config, len(self.config.sizes)
-        prefix = self.projector(torch.as_tensor(z)).unflatten(-1, (config.prefix, config.d_model))
+        prefix = F.linear(torch.as_tensor(z), self.weight, self.bias).unflatten(-1, (config.prefix, config.d_model))
         encoded = self.t5.encoder(inputs_embeds=prefix).last_hidden_state  # without layers: only its last norm
         return self.t5.generate(
             encoder_outputs=BaseModelOutput(last_hidden_state=encoded),

@@ -25,7 +25,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -34,6 +33,7 @@ from genius import Genius, Query
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
 from genius.evaluation.baselines import build_baseline
+from genius.runtime.threads import set_thread_count
 from genius.search.options import SearchOptions
 from genius.search.searcher import Searcher
 
@@ -79,7 +79,7 @@ def parse_sizes(text: str) -> list[int]:
 def measure(run: Path, name: str, sizes: list[int], threads: int, console: Console) -> None:
     if threads < 1:
         raise GeniusError(f"--threads is {threads}; it must be at least 1.")
-    torch.set_num_threads(threads)
+    set_thread_count(threads)
     run.mkdir(parents=True, exist_ok=True)
     model = Genius.from_pretrained(name)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import scale
 import torch
-from flops import Machine, Products
+from flops import Machine, Products, use_threads
 from flops import flops as count_flops
 from flops import ours as our_products
 from flops import published as published_products
@@ -250,7 +250,7 @@ class Comparison:
         missing = [size for size in self.settings.sizes if any(self.missing(size, *group) for group in self.groups())]
         if not missing:
             return
-        torch.set_num_threads(1)  # the time that codes take counts as building
+        use_threads(1)  # the time that codes take counts as building
         self.material = self.make(max(missing), max(*self.settings.batches, scale.QUERIES))
         self.results.about[self.name] = self.material.about
         for size in missing:
@@ -271,12 +271,12 @@ class Comparison:
         return {(one, target) for one, target in every if (self.name, size, threads, batch, one, target) not in rows}
 
     def measure_size(self, size: int) -> None:
-        torch.set_num_threads(1)
+        use_threads(1)
         self.prepare(size)
         for threads in self.settings.threads:
             groups = [(batch, self.missing(size, threads, batch)) for batch in self.settings.batches]
             if any(missing for _, missing in groups):
-                torch.set_num_threads(threads)
+                use_threads(threads)
                 self.use_model(self.material.make_model(), size)
             for batch, missing in groups:
                 if missing:
@@ -382,7 +382,7 @@ class Comparison:
     def stops(self, mode: str, given: bool, queries: int) -> list[int]:
         """Per query, the number of codes its beams have when the search stops."""
         beams = beam_search(
-            self.model.decoder_runtime,
+            self.model.decoder,
             self.searcher.trie,
             self.material.fused[:queries],
             BEAM,

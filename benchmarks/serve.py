@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import torch
+import onnxruntime
 from index import busy_ticks
 from PIL import Image, ImageDraw
 from rich.console import Console
@@ -95,7 +95,7 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
 
 
 def measure(results: ServeResults, settings: Settings, console: Console) -> None:
-    results.machine = f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    results.machine = f"{processor()}, {os.cpu_count()} cores, ONNX Runtime {onnxruntime.__version__}"
     with_images = f", {settings.images:.0%} of them with an image" if settings.images else ""
     results.about = (
         f"{settings.clients} clients ask `{settings.index.name}` for {settings.seconds:g} seconds, every query another "

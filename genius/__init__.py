@@ -25,6 +25,7 @@ __all__ = [
     "Encoder",
     "ExportReport",
     "Fusion",
+    "FusionRuntime",
     "Genius",
     "GeniusError",
     "Header",
@@ -39,6 +40,7 @@ __all__ = [
     "Modality",
     "Prepared",
     "Quantizer",
+    "QuantizerRuntime",
     "Query",
     "SearchKeywords",
     "SearchOptions",
@@ -61,11 +63,13 @@ if TYPE_CHECKING:
     from genius.index.session import Version
     from genius.index.storage import Header
     from genius.index.verify import IndexProblem
-    from genius.model.decoder import Decoder
     from genius.model.decoder_runtime import DecoderRuntime
-    from genius.model.fusion import Fusion
+    from genius.model.fusion_runtime import FusionRuntime
     from genius.model.genius import Genius
-    from genius.model.quantizer import Quantizer
+    from genius.model.quantizer_runtime import QuantizerRuntime
+    from genius.networks.decoder import Decoder
+    from genius.networks.fusion import Fusion
+    from genius.networks.quantizer import Quantizer
     from genius.search.options import SearchKeywords, SearchOptions
     from genius.search.results import (
         AddReport,
@@ -92,11 +96,13 @@ _MODULES = {
     "genius.index.session": ["Version"],
     "genius.index.storage": ["Header"],
     "genius.index.verify": ["IndexProblem"],
-    "genius.model.decoder": ["Decoder"],
     "genius.model.decoder_runtime": ["DecoderRuntime"],
-    "genius.model.fusion": ["Fusion"],
+    "genius.model.fusion_runtime": ["FusionRuntime"],
     "genius.model.genius": ["Genius"],
-    "genius.model.quantizer": ["Quantizer"],
+    "genius.model.quantizer_runtime": ["QuantizerRuntime"],
+    "genius.networks.decoder": ["Decoder"],
+    "genius.networks.fusion": ["Fusion"],
+    "genius.networks.quantizer": ["Quantizer"],
     "genius.search.options": ["SearchKeywords", "SearchOptions"],
     "genius.search.results": [
         *(

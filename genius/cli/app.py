@@ -15,7 +15,7 @@ from genius.cli.console import complain
 from genius.cli.index import index_app
 from genius.cli.mbeir import mbeir_app
 from genius.cli.model import model_app
-from genius.errors import GeniusError
+from genius.errors import GeniusError, MissingExtra
 
 SEARCH, MODELS, EVALUATION = "Search", "Models", "Evaluation"
 app = typer.Typer(
@@ -48,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=list(arguments) if arguments is not None else None, prog_name="genius")
     except GeniusError as error:
         complain(str(error))
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        complain(str(MissingExtra("This command", "train")))
         sys.exit(1)
 
 

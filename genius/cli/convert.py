@@ -45,7 +45,7 @@ def convert(
     ] = None,
 ) -> None:
     """Convert the checkpoints published by the authors of GENIUS and UniIR to a model folder."""
-    from genius.model.published import convert as convert_files
+    from genius.networks.published import convert as convert_files
 
     with Console(stderr=True).status("Converting") as status:
         model = convert_files(out, rq, decoder, clip, blip, tell=lambda step: status.update(Text(step)))

@@ -56,7 +56,7 @@ def model_card(model: Model, name: Name, run: Run = None, license: License = Non
 def model_onnx(model: Model, out: Out) -> None:
     """Export encoder, fusion and decoder as ONNX files; onnx.json describes their inputs and outputs."""
     from genius.model.genius import Genius
-    from genius.model.onnx_export import export_onnx
+    from genius.networks.onnx_export import export_onnx
 
     with Console(stderr=True).status("exporting"):
         loaded = Genius.from_pretrained(model)
@@ -70,7 +70,7 @@ def model_onnx(model: Model, out: Out) -> None:
 def model_t5(model: Model, out: Out) -> None:
     """Export the decoder as a T5 model of transformers. Decoders with a linear head, such as mini's, are refused."""
     from genius.model.genius import Genius
-    from genius.model.t5 import save_t5
+    from genius.networks.t5 import save_t5
 
     save_t5(Genius.from_pretrained(model).decoder, out)
     say(f"Wrote {out}: T5ForConditionalGeneration.from_pretrained loads it; its README.md shows how to use it.")

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,13 +38,14 @@ from genius.evaluation.evaluate import evaluate_encoded
 from genius.evaluation.id_schemes import SINGLE_MODALITY, make_scheme
 from genius.evaluation.recall_tables import recall
 from genius.evaluation.runs import TaskResult, check_names, codebook_use
-from genius.model.decoder import Decoder
 from genius.model.decoder_runtime import DecoderRuntime
-from genius.model.fusion import Fusion
+from genius.model.fusion_runtime import FusionRuntime
 from genius.model.genius import Genius
-from genius.model.quantizer import Quantizer
+from genius.model.quantizer_runtime import QuantizerRuntime
 from genius.networks.heads import Heads
+from genius.runtime.threads import set_thread_count, thread_count
 from genius.search.options import SearchOptions
+from genius.train.batches import tensor_pair
 from genius.train.data import FrozenVectors, TrainingData
 from genius.train.decoder import DecoderStage, IdScheme
 from genius.train.encoder import image_vectors, text_vectors
@@ -159,7 +160,7 @@ def _work(
                 progress.advance(bar)
             return
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,))
+        pool = ProcessPoolExecutor(workers, context, initializer=_use_one_thread)
         try:
             futures: list[Future[None]] = [pool.submit(_call, *call) for call in calls]
             for future in as_completed(futures):
@@ -168,6 +169,11 @@ def _work(
                 progress.advance(bar)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _use_one_thread() -> None:
+    torch.set_num_threads(1)
+    set_thread_count(1)
 
 
 def _call(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
@@ -256,7 +262,7 @@ def write_vectors(model: Genius, run: AblationRun, cache: Path | None, console: 
 
 def encode_all(model: Genius, texts: list[str], images: list[str], cache: Path, console: Console) -> FrozenVectors:
     """Stage-1 vectors of texts and images, from cached features of the backbones where the encoder has them."""
-    encoder, threads = model.encoder, torch.get_num_threads()
+    encoder, threads = model.encoder, thread_count()
     if encoder.joint:
         raise GeniusError("Ablations need an encoder that encodes texts and images separately. Give another --model.")
     if not isinstance(encoder, MiniEncoder):
@@ -277,23 +283,14 @@ def encode_all(model: Genius, texts: list[str], images: list[str], cache: Path, 
 class AblatedModel:
     """A trained model without an encoder. It searches ready vectors: see `VectorSearchModel`."""
 
-    fusion: Fusion
+    fusion: FusionRuntime
     scheme: IdScheme
-    decoder: Decoder
-    quantizer: Quantizer | None
+    decoder: DecoderRuntime
+    quantizer: QuantizerRuntime | None
 
-    @cached_property
-    def decoder_runtime(self) -> DecoderRuntime:
-        """The decoder, for search."""
-        return DecoderRuntime(self.decoder)
-
-    @torch.inference_mode()
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """Fuse image and text vectors: (n, d) float32."""
-        halves = (torch.from_numpy(half) for half in (vectors.image, vectors.text))
-        parts = zip(*(torch.split(half, FUSE_BLOCK) for half in halves), strict=True)
-        fused: np.ndarray = torch.cat([self.fusion(image, text) for image, text in parts]).numpy()
-        return fused
+        return self.fusion(vectors.image, vectors.text)
 
     def codes(self, vectors: Vectors) -> np.ndarray:
         """IDs (n, levels) uint16."""
@@ -330,8 +327,8 @@ def train_decoder(run: AblationRun, training: AblationTraining) -> AblatedModel:
         data, stage.vectors, stage.fusion, scheme, config.decoder, config.seed, config.quantizer.code_beams
     )
     run_stage(decoded, run.folder("decoders", training.decoder), QUIET)
-    quantizer = stage.quantizer if training.scheme == "modality" else None
-    return AblatedModel(stage.fusion, scheme, decoded.decoder, quantizer)
+    quantizer = stage.quantizer.runtime() if training.scheme == "modality" else None
+    return AblatedModel(stage.fusion.runtime(), scheme, decoded.decoder.runtime(), quantizer)
 
 
 # Measuring
@@ -399,7 +396,7 @@ def _write_quantized(run: AblationRun, rows: Sequence[AblationRow]) -> None:
     rebuilt = {}
     for name in (WITH, WITHOUT):
         stage = train_quantizer(run, chosen[name].training)
-        pair = vectors.pair(test.text[picked], test.image[picked])
+        pair = tensor_pair(vectors, test.text[picked], test.image[picked])
         with torch.no_grad():
             rebuilt[name] = stage.quantizer.decode(stage.quantizer.encode(stage.fusion(*pair), modality)).numpy()
     arrays = {"with": rebuilt[WITH], "without": rebuilt[WITHOUT], "modality": modality.numpy()}

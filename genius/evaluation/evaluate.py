@@ -156,7 +156,7 @@ def _model_facts(model: Genius) -> dict[str, object]:
         "levels": model.quantizer.levels,
         "codes_per_level": model.quantizer.codes_per_level,
         "bytes_per_item": id_bytes(model.sizes),
-        "int8": model.int8,
+        "int8": model.decoder.int8,
     }
 
 

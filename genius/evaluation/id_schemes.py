@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.model.kmeans import kmeans
-from genius.model.quantizer import MODALITIES, Quantizer
+from genius.model.quantizer_runtime import MODALITIES
+from genius.networks.kmeans import kmeans
+from genius.networks.quantizer import Quantizer
 from genius.train.decoder import IdScheme
 
 SCHEMES = ("modality", "plain", "classifier", "semantic", "numeric")

@@ -1,11 +1,11 @@
 """The model card: parts, use and results of a model, in the form that the Hugging Face hub reads."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
 
 from genius.encoders.model_files import hub_library
 from genius.errors import BadData
@@ -92,14 +92,14 @@ def _parts(model: Genius) -> list[tuple[str, str, int]]:
         shape += ", with a linear head from the query to the codes"
     if decoder.decoder_levels:
         shape += f"; the layers generate the first {decoder.decoder_levels} codes, the linear head scores the others"
-    encoder = sum(value.size for value in model.encoder.state().values())
+    encoder = _count(model.encoder.state())
     return [
         ("encoder", f"`{model.encoder.kind}`, {model.dim} dimensions", encoder),
-        ("fusion", f"hidden width {model.fusion.hidden}", _count(model.fusion)),
+        ("fusion", f"hidden width {model.fusion.hidden}", _count(model.fusion.weights)),
         ("quantizer", f"{modality} modality codes, then {levels}", sum(model.sizes) * model.dim),
-        ("decoder", shape, _count(model.decoder)),
+        ("decoder", shape, _count(model.decoder.weights)),
     ]
 
 
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _count(weights: Mapping[str, np.ndarray]) -> int:
+    return sum(value.size for value in weights.values())

@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Protocol, cast
 
 import numpy as np
-import torch
 
 from genius.encoders.base import Vectors
 from genius.evaluation.baselines import FaissBaseline, NearestCodes, build_baseline
@@ -13,7 +12,8 @@ from genius.evaluation.encoded_split import EncodedSplit
 from genius.evaluation.runs import BASELINES, id_bytes
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.genius import Genius
-from genius.model.quantizer import Quantizer
+from genius.model.quantizer_runtime import QuantizerRuntime
+from genius.runtime.threads import thread_count
 from genius.search.options import Mode, SearchOptions
 from genius.search.searcher import Searcher
 
@@ -27,12 +27,12 @@ class VectorSearchModel(Protocol):
     """The part of a model that searches ready vectors. Without a quantizer, "codes" and "rq" are not available."""
 
     @property
-    def decoder_runtime(self) -> DecoderRuntime:
+    def decoder(self) -> DecoderRuntime:
         """The decoder."""
         ...
 
     @property
-    def quantizer(self) -> Quantizer | None:
+    def quantizer(self) -> QuantizerRuntime | None:
         """The codebooks."""
         ...
 
@@ -74,7 +74,7 @@ class CandidatePool:
         """What a method stores of an item: vectors as float32, codes packed."""
         if method in BASELINES:
             return float(self._baseline(method).bytes_per_item)
-        vector, codes = 4.0 * self.vectors.image.shape[1], id_bytes(self.model.decoder_runtime.config.sizes)
+        vector, codes = 4.0 * self.vectors.image.shape[1], id_bytes(self.model.decoder.config.sizes)
         stored: dict[str, float] = {"generate": codes, "codes": codes, "rerank": codes + vector, "fast": codes + vector}
         return float(stored.get(method, vector))
 
@@ -117,20 +117,21 @@ class CandidatePool:
 
     def _build(self, method: str) -> FaissBaseline | NearestCodes:
         if method == "rq" and self.model.quantizer is not None:
-            return NearestCodes(self.codes, [book.cpu().numpy() for book in self.model.quantizer.codebooks])
-        size = id_bytes(self.model.decoder_runtime.config.sizes)
-        return build_baseline(method, self.embeddings, size, threads=torch.get_num_threads())
+            return NearestCodes(self.codes, self.model.quantizer.codebooks)
+        size = id_bytes(self.model.decoder.config.sizes)
+        return build_baseline(method, self.embeddings, size, threads=thread_count())
 
 
 def nearest(queries: np.ndarray, candidates: np.ndarray, k: int) -> np.ndarray:
     """Exact search by inner product, block by block: (q, min(k, n)) rows, ties to the lower row."""
-    asked = torch.from_numpy(queries)
-    values, rows = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+    values: np.ndarray = np.empty((len(queries), 0), np.float32)
+    rows: np.ndarray = np.empty((len(queries), 0), np.int64)
     for start in range(0, len(candidates), EXACT_BLOCK):
-        block = torch.from_numpy(candidates[start : start + EXACT_BLOCK])
-        best = (asked @ block.T).topk(min(k, len(block)), dim=1)
-        values, rows = torch.cat([values, best.values], 1), torch.cat([rows, best.indices + start], 1)
-        order = np.lexsort((rows.numpy(), -values.numpy()))[:, :k]
-        values, rows = (torch.from_numpy(np.take_along_axis(t.numpy(), order, 1)) for t in (values, rows))
-    found: np.ndarray = rows.numpy()
-    return found
+        scores = queries @ candidates[start : start + EXACT_BLOCK].T
+        most = min(k, scores.shape[1])
+        best = np.argpartition(scores, scores.shape[1] - most, axis=1)[:, scores.shape[1] - most :]
+        values = np.concatenate([values, np.take_along_axis(scores, best, 1)], axis=1)
+        rows = np.concatenate([rows, best + start], axis=1)
+        order = np.lexsort((rows, -values))[:, :k]
+        values, rows = np.take_along_axis(values, order, 1), np.take_along_axis(rows, order, 1)
+    return rows

@@ -21,7 +21,6 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
 from genius.data.items import Item, Modality
 from genius.encoders.base import Prepared, Vectors
@@ -364,16 +363,16 @@ def _same_codes(model: Genius, vectors: Vectors, codes: np.ndarray) -> np.ndarra
 
 def _error(model: Genius, fused: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Squared distances (n,) of fused vectors (n, d) from the vectors that their codes decode to."""
-    decoded = model.quantizer.decode(torch.from_numpy(codes.astype(np.int64))).numpy()
+    decoded = model.quantizer.decode(codes)
     return np.asarray(np.square(fused - decoded).sum(1))
 
 
-def _nearest_within_rounding(codebooks: Sequence[torch.Tensor], fused: np.ndarray, codes: np.ndarray) -> np.ndarray:
+def _nearest_within_rounding(codebooks: Sequence[np.ndarray], fused: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Whether each code is the nearest to the residual, up to rounding: (n,) bool. fused: (n, d)."""
-    residual = fused - codebooks[0].numpy()[codes[:, 0]]
+    residual = fused - codebooks[0][codes[:, 0]]
     fine = np.ones(len(fused), bool)
     for level in range(1, codes.shape[1]):
-        book = codebooks[level].numpy()
+        book = codebooks[level]
         distances = np.square(book).sum(1) - 2 * residual @ book.T + np.square(residual).sum(1, keepdims=True)
         chosen = np.take_along_axis(distances, codes[:, level : level + 1].astype(np.int64), 1)[:, 0]
         fine &= chosen <= distances.min(1) + _ROUNDING * np.square(residual).sum(1)

@@ -1,20 +1,21 @@
-"""The decoder as ONNX graphs, for search (`decoder_runtime`) and for export (`onnx_export`).
+"""The decoder as ONNX graphs, for search (`decoder_runtime`) and for export (`genius.networks.onnx_export`).
 
 Shapes: q queries, w beams of each, m new tokens of each beam after s earlier ones (t = s + m), N prefix embeddings.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from genius.model.decoder import Block, Decoder, RMSNorm
+from genius.model.decoder_config import DecoderConfig, position_buckets
 from genius.runtime.int8 import int8_product, quantized, quantized_relu
 from genius.runtime.onnx_graph import Graph, Shape
 
 Floats = NDArray[np.float32]
+Weights = Mapping[str, Floats]
+"""Weights of a decoder, by their names in `genius.networks.decoder.Decoder`."""
 
 
 class DecoderGraph:
@@ -23,10 +24,10 @@ class DecoderGraph:
     With `int8`, the weights of the blocks, and the rows that they multiply, are rounded to eight bits.
     """
 
-    def __init__(self, decoder: Decoder, int8: bool = False) -> None:
-        self.decoder, self.config, self.int8 = decoder, decoder.config, int8
-        self.row_bounds = np.append(decoder.starts.cpu().numpy(), self.config.vocabulary)  # (levels + 1,) table rows
-        self.bias = array(decoder.causal_bias(decoder.levels))  # (heads, levels, levels)
+    def __init__(self, config: DecoderConfig, weights: Weights, int8: bool = False) -> None:
+        self.config, self.weights, self.int8 = config, weights, int8
+        self.row_bounds = config.row_bounds()  # (levels + 1,) table rows
+        self.bias = self._causal_bias()  # (heads, levels, levels)
         parts = [f"{part}{layer}" for layer in range(self.config.layers) for part in ("keys", "values")]
         self.prefix_names = [f"prefix_{part}" for part in parts]
         self.seen_names = [f"seen_{part}" for part in parts]
@@ -43,12 +44,13 @@ class DecoderGraph:
     def write_prefix(self, g: Graph) -> None:
         """Prefix: z (q, dim) -> prefix_keys*, prefix_values* (N, q, heads, d_kv), shared by all beams."""
         c = self.config
-        x = self._linear(g, "z", _only_layer(self.decoder))  # Eq. 9
+        x = self._product(g, "z", "prefix_network.0")  # Eq. 9
+        x = g.node("Add", x, g.constant(self.weights["prefix_network.0.bias"]))
         x = g.transpose(g.reshape(x, -1, c.prefix, c.d_model), 1, 0, 2)
-        x = norm(g, g.reshape(x, -1, c.d_model), self.decoder.prefix_norm)
+        x = self._norm(g, g.reshape(x, -1, c.d_model), "prefix_norm")
         shape = g.constant([c.prefix, -1, c.heads, c.d_kv])
-        for layer, block in enumerate(self.decoder.blocks):
-            keys, values = self.products(g, x, block.cross_kv.weight.chunk(2))
+        for layer in range(c.layers):
+            keys, values = self.products(g, x, np.split(self.weights[f"blocks.{layer}.cross_kv.weight"], 2))
             g.node("Reshape", keys, shape, output=f"prefix_keys{layer}")
             g.node("Reshape", values, shape, output=f"prefix_values{layer}")
 
@@ -57,13 +59,13 @@ class DecoderGraph:
 
         The second are log-probabilities of the levels that it scores alone. Outputs without content are empty.
         """
-        if self.decoder.linear_head is None:
+        if not self.config.linear_head:
             g.slice(g.unsqueeze("z", 1), 0, 0, axis=2, output="linear_logits")
             g.slice("z", 0, 0, axis=1, output="linear_log_probs")
             return
-        logits = product(g, "z", self.decoder.linear_head)
+        logits = product(g, "z", self.weights["linear_head"])
         g.node("Unsqueeze", logits, g.constant(np.array([1])), output="linear_logits")
-        bounds = self.row_bounds[self.decoder.decoder_levels :].tolist()
+        bounds = self.row_bounds[self.config.levels_of_blocks :].tolist()
         if len(bounds) == 1:
             g.slice(logits, 0, 0, axis=1, output="linear_log_probs")
             return
@@ -86,10 +88,12 @@ class DecoderGraph:
         by_token = g.node("Concat", g.slice(shape, 0, 1, axis=0), g.constant([-1, c.heads, c.d_kv]), axis=0)
         queries = g.slice(shape, 2, 3, axis=0)
         by_query = g.node("Concat", g.constant([-1]), queries, g.constant([c.heads, c.d_kv]), axis=0)
-        x = g.reshape(g.node("Gather", g.constant(array(self.decoder.table)), "tokens"), -1, c.d_model)
-        for layer, block in enumerate(self.decoder.blocks):
+        x = g.reshape(g.node("Gather", g.constant(self.weights["table"]), "tokens"), -1, c.d_model)
+        for layer in range(c.layers):
+            block = f"blocks.{layer}"
             # 1. Self-attention. x: (m * w * q, d_model)
-            parts = self.products(g, norm(g, x, block.self_norm), block.self_qkv.weight.chunk(3))
+            x_norm = self._norm(g, x, f"{block}.self_norm")
+            parts = self.products(g, x_norm, np.split(self.weights[f"{block}.self_qkv.weight"], 3))
             q, *now = (g.node("Reshape", part, by_token) for part in parts)  # each (m, w * q, heads, d_kv)
             names = (f"seen_keys{layer}", f"seen_values{layer}")
             if past:
@@ -98,20 +102,26 @@ class DecoderGraph:
                 seen = [g.node("Concat", old, new, axis=0, output=f"new_{name}") for name, old, new in pairs]
             else:
                 seen = [g.node("Identity", new, output=name) for name, new in zip(names, now, strict=True)]
-            x = g.node("Add", x, self._linear(g, self._attend(g, q, seen[0], seen[1], "bias"), block.self_out))
+            x = g.node("Add", x, self._product(g, self._attend(g, q, seen[0], seen[1], "bias"), f"{block}.self_out"))
             # 2. Cross-attention to the prefix
-            q = g.node("Reshape", self._linear(g, norm(g, x, block.cross_norm), block.cross_q), by_query)
+            q = self._product(g, self._norm(g, x, f"{block}.cross_norm"), f"{block}.cross_q")
+            q = g.node("Reshape", q, by_query)
             found = self._attend(g, q, f"prefix_keys{layer}", f"prefix_values{layer}")
-            x = g.node("Add", x, self._linear(g, found, block.cross_out))
+            x = g.node("Add", x, self._product(g, found, f"{block}.cross_out"))
             # 3. Feed-forward
-            x = g.node("Add", x, self._feed_forward(g, norm(g, x, block.ff_norm), block))
+            x = g.node("Add", x, self._feed_forward(g, self._norm(g, x, f"{block}.ff_norm"), block))
         whole = g.node("Concat", shape, g.constant([-1]), axis=0)
-        g.node("Reshape", norm(g, x, self.decoder.final_norm), whole, output="hidden")
+        g.node("Reshape", self._norm(g, x, "final_norm"), whole, output="hidden")
 
-    def output_table(self, rows: slice) -> Tensor:
+    def output_table(self, rows: slice) -> Floats:
         """Output embeddings (number of rows, d_model), scaled as T5 scales tied embeddings."""
-        table: Tensor = self.decoder.table[rows] * self.config.d_model**-0.5
-        return table
+        return self.weights["table"][rows] * np.float32(self.config.d_model**-0.5)
+
+    def _causal_bias(self) -> Floats:
+        """Relative position bias, (heads, levels, levels), -inf for later positions."""
+        bias: Floats = self.weights["position_bias"][position_buckets(self.config.levels)].transpose(2, 0, 1).copy()
+        bias[:, np.triu(np.ones(bias.shape[1:], bool), 1)] = -np.inf
+        return bias
 
     def _attend(self, g: Graph, q: str, keys: str, values: str, bias: str | None = None) -> str:
         """q: (m, r, heads, d_kv); keys, values: (t, r, heads, d_kv) -> (m * r, heads * d_kv)."""
@@ -120,44 +130,32 @@ class DecoderGraph:
         found = g.node("MatMul", weights, g.transpose(values, 1, 2, 0, 3))  # (r, heads, m, d_kv)
         return g.reshape(g.transpose(found, 2, 0, 1, 3), -1, self.config.heads * self.config.d_kv)
 
-    def _feed_forward(self, g: Graph, x: str, block: Block) -> str:
+    def _feed_forward(self, g: Graph, x: str, block: str) -> str:
+        wide, narrow = (self.weights[f"{block}.{name}.weight"] for name in ("ff_in", "ff_out"))
         if not self.int8:
-            return product(g, g.node("Relu", product(g, x, block.ff_in.weight)), block.ff_out.weight)
-        narrow = quantized(g, x)
-        wide = quantized_relu(g, int8_product(g, narrow, array(block.ff_in.weight)))  # in units of narrow.scale
-        scale = g.node("Mul", narrow.scale, wide.scale)
-        return g.node("Mul", int8_product(g, wide, array(block.ff_out.weight)), scale)
+            return product(g, g.node("Relu", product(g, x, wide)), narrow)
+        rows = quantized(g, x)
+        hidden = quantized_relu(g, int8_product(g, rows, wide))  # in units of rows.scale
+        scale = g.node("Mul", rows.scale, hidden.scale)
+        return g.node("Mul", int8_product(g, hidden, narrow), scale)
 
-    def _linear(self, g: Graph, x: str, module: nn.Linear) -> str:
-        (x,) = self.products(g, x, [module.weight])
-        return x if module.bias is None else g.node("Add", x, g.constant(array(module.bias)))
+    def _norm(self, g: Graph, x: str, name: str) -> str:
+        """T5's layer norm of each row."""
+        weight = g.constant(self.weights[f"{name}.weight"])
+        return g.node("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=1e-6, stash_type=1)
 
-    def products(self, g: Graph, x: str, weights: Sequence[Tensor]) -> list[str]:
+    def _product(self, g: Graph, x: str, name: str) -> str:
+        """x: (rows, inputs) times the weight of that name."""
+        return self.products(g, x, [self.weights[f"{name}.weight"]])[0]
+
+    def products(self, g: Graph, x: str, weights: Sequence[Floats]) -> list[str]:
         """x: (rows, inputs) times each of several weights (outputs, inputs) -> (rows, outputs) each."""
         if not self.int8:
             return [product(g, x, weight) for weight in weights]
         rows = quantized(g, x)
-        return [g.node("Mul", int8_product(g, rows, array(weight)), rows.scale) for weight in weights]
+        return [g.node("Mul", int8_product(g, rows, weight), rows.scale) for weight in weights]
 
 
-def _only_layer(decoder: Decoder) -> nn.Linear:
-    (layer,) = decoder.prefix_network
-    assert isinstance(layer, nn.Linear)
-    return layer
-
-
-def array(weight: Tensor) -> Floats:
-    """A tensor as a float32 array."""
-    values: Floats = weight.detach().cpu().numpy().astype(np.float32)
-    return values
-
-
-def product(g: Graph, x: str, weight: Tensor) -> str:
+def product(g: Graph, x: str, weight: Floats) -> str:
     """x: (rows, inputs), weight: (outputs, inputs) -> (rows, outputs)."""
-    return g.node("MatMul", x, g.constant(array(weight).T))
-
-
-def norm(g: Graph, x: str, module: RMSNorm) -> str:
-    """T5's layer norm of each row."""
-    weight = g.constant(array(module.weight))
-    return g.node("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=1e-6, stash_type=1)
+    return g.node("MatMul", x, g.constant(weight.T))

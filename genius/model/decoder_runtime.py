@@ -1,7 +1,7 @@
 """The decoder for search, on ONNX Runtime: log-probabilities of the codes, level by level.
 
-Gives the numbers of `Decoder.logits` without redundant work: the prefix becomes keys and values once a query, earlier
-tokens are cached, and only the codes of the current level are scored.
+Gives the numbers of `genius.networks.decoder.Decoder.logits` without redundant work: the prefix becomes keys and values
+once a query, earlier tokens are cached, and only the codes of the current level are scored.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,12 @@ from functools import cached_property
 
 import numpy as np
 import onnxruntime
-import torch
 from numpy.typing import NDArray
 
-from genius.errors import GeniusError
-from genius.model.decoder import Decoder
-from genius.model.decoder_graph import DecoderGraph, Floats
+from genius.model.decoder_config import DecoderConfig
+from genius.model.decoder_graph import DecoderGraph, Floats, Weights
 from genius.runtime.onnx_graph import Graph, Inputs, Shape, session
+from genius.runtime.threads import thread_count
 
 Ints = NDArray[np.int64]
 
@@ -24,20 +23,17 @@ class DecoderRuntime:
     """Scores codes for q queries with w beams each. The caller pads to the same number of beams.
 
     Args:
-        decoder: In evaluation mode; its weights are copied.
+        config: Shape of the decoder.
+        weights: By the names of `genius.networks.decoder.Decoder`, float32.
         int8: Round the weights of the blocks to eight bits. A decoder of the paper's size is then nearly twice as fast,
             with nearly the same results.
-
-    Raises:
-        GeniusError: The decoder is in training mode.
     """
 
-    def __init__(self, decoder: Decoder, int8: bool = False) -> None:
-        if decoder.training:
-            raise GeniusError("The decoder is in training mode, where dropout is active. Call decoder.eval() first.")
-        self.decoder, self.config, self.decoder_levels = decoder, decoder.config, decoder.decoder_levels
-        self.threads = torch.get_num_threads()  # of this thread; sessions may be created in others
-        self._graph = DecoderGraph(decoder, int8)
+    def __init__(self, config: DecoderConfig, weights: Weights, int8: bool = False) -> None:
+        self.config, self.weights, self.int8 = config, weights, int8
+        self.decoder_levels = config.levels_of_blocks
+        self.threads = thread_count()
+        self._graph = DecoderGraph(config, weights, int8)
         self.row_bounds = self._graph.row_bounds
         self._level_sessions: dict[int, onnxruntime.InferenceSession] = {}
 
@@ -158,7 +154,7 @@ class DecoderRuntime:
 
     def _normalised_rows(self, level: int) -> slice:
         """The table rows that a level's log-probabilities are normalised over."""
-        return slice(0, self.config.vocabulary) if self.config.whole_vocabulary else self.decoder.rows(level)
+        return slice(0, self.config.vocabulary) if self.config.whole_vocabulary else self.config.rows(level)
 
     # Sessions, each created when it is first needed
 
@@ -213,7 +209,7 @@ class DecoderRuntime:
                 inputs["linear_logits"] = (np.float32, ["q", 1, None])
             x = g.node("LogSoftmax", x, axis=-1, output=None if c.whole_vocabulary else "log_probs")
             if c.whole_vocabulary:
-                rows = self.decoder.rows(level)
+                rows = self.config.rows(level)
                 g.slice(x, rows.start, rows.stop, axis=2, output="log_probs")
             shapes: dict[str, Shape] = {"log_probs": ["q", "w", c.sizes[level]]}
             self._level_sessions[level] = session(g.model(inputs, shapes), self.threads)

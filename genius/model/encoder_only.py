@@ -1,15 +1,17 @@
 """Models of an encoder alone. They have no codebooks: search compares a query with every item (exact search)."""
 
-import torch
+from collections.abc import Mapping
+
+import numpy as np
 
 from genius.encoders.base import Encoder
-from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.fusion import Fusion
+from genius.model.decoder_config import DecoderConfig
+from genius.model.decoder_runtime import DecoderRuntime
+from genius.model.fusion_runtime import FusionRuntime, weight_shapes
 from genius.model.genius import Genius
-from genius.model.quantizer import Quantizer
+from genius.model.quantizer_runtime import MODALITIES, QuantizerRuntime
 
 
-@torch.no_grad()
 def encoder_only(encoder: Encoder) -> Genius:
     """A model whose IDs are the modality and nothing else; weights are kept as float32.
 
@@ -17,11 +19,11 @@ def encoder_only(encoder: Encoder) -> Genius:
     "fast" rank the items under all IDs, which are all items, by their embeddings. There is nothing to generate.
     """
     dim = encoder.dim
-    fusion, quantizer = Fusion(dim, hidden=1), Quantizer(dim, codes_per_level=1, levels=0)
-    sizes = quantizer.sizes
-    decoder = Decoder(DecoderConfig(dim, sizes, d_model=8, layers=1, heads=1, d_kv=8, d_ff=8, prefix=1, dropout=0.0))
-    for module in (fusion, decoder):
-        for weight in module.parameters():
-            weight.zero_()
-    quantizer.set_codebooks([torch.zeros(sizes[0], dim)])
-    return Genius(encoder, fusion, quantizer, decoder, dtype="float32")
+    quantizer = QuantizerRuntime([np.zeros((MODALITIES, dim), np.float32)], levels=0)
+    config = DecoderConfig(dim, quantizer.sizes, d_model=8, layers=1, heads=1, d_kv=8, d_ff=8, prefix=1, dropout=0.0)
+    fusion, decoder = FusionRuntime(_zeros(weight_shapes(dim, hidden=1))), _zeros(config.weight_shapes())
+    return Genius(encoder, fusion, quantizer, DecoderRuntime(config, decoder), dtype="float32")
+
+
+def _zeros(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}

@@ -8,17 +8,15 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
+from safetensors.numpy import load, save
 
 from genius.data.images import decoded
 from genius.data.items import Item, Query, clean_text
@@ -26,21 +24,20 @@ from genius.encoders.base import Encoder, Prepared, Vectors
 from genius.encoders.loading import load_encoder
 from genius.encoders.model_files import HUB_ID, hub_library
 from genius.errors import BadImage, BadItem, BadModel, GeniusError
-from genius.model.decoder import Decoder, DecoderConfig
+from genius.model.decoder_config import DecoderConfig
 from genius.model.decoder_runtime import DecoderRuntime
-from genius.model.fusion import Fusion
+from genius.model.fusion_runtime import FusionRuntime, weight_shapes
 from genius.model.hub import CARD, PLAIN_CARD, check_name, fetch, upload
-from genius.model.quantizer import Quantizer
-from genius.runtime.torch_threads import over_blocks
+from genius.model.quantizer_runtime import MODALITIES, QuantizerRuntime
 
 FORMAT = 1
 BUNDLED = Path(__file__).parent / "bundled"
 PARTS = ("encoder", "fusion", "quantizer", "decoder")
-ROWS = 1024  # vectors that one thread fuses at once
-DTYPES = {"float16": torch.float16, "float32": torch.float32}
+DTYPES = ("float16", "float32")
 STORED_NAMES = {"linear_head": "skip"}  # decoder tensors that have another name in a model folder
 OPTIONS = {"dtype": "float16", "first_code": "modality"}
 """Defaults of optional settings. Only other values are stored, so that older models keep their fingerprints."""
+Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
 
 
@@ -52,7 +49,7 @@ class Genius:
         fusion: Image and text vectors -> fused vectors.
         quantizer: Fused vectors -> codes.
         decoder: Fused query vectors -> log-probabilities of codes.
-        code_beams: Beam width when an item's codes are chosen (see `Quantizer.encode`).
+        code_beams: Beam width when an item's codes are chosen (see `QuantizerRuntime.encode`).
         dtype: Type of the weights in a saved folder, "float16" or "float32".
         first_code: "modality", the modality of the item; or "nearest", the nearest of the three first codes, as in the
             published models, whose first codes stand for modalities only roughly and in no known order.
@@ -64,9 +61,9 @@ class Genius:
     def __init__(
         self,
         encoder: Encoder,
-        fusion: Fusion,
-        quantizer: Quantizer,
-        decoder: Decoder,
+        fusion: FusionRuntime,
+        quantizer: QuantizerRuntime,
+        decoder: DecoderRuntime,
         code_beams: int = 1,
         dtype: str = OPTIONS["dtype"],
         first_code: str = OPTIONS["first_code"],
@@ -82,10 +79,7 @@ class Genius:
             raise BadModel(f"The first code can be the modality or the nearest one, not {first_code!r}.")
         self.encoder, self.fusion, self.quantizer, self.decoder = encoder, fusion, quantizer, decoder
         self.code_beams, self.dtype, self.first_code = code_beams, dtype, first_code
-        self.int8 = False
         self.source: str | None = None
-        for module in (fusion, quantizer, decoder):
-            module.eval().requires_grad_(False)
 
     @property
     def dim(self) -> int:
@@ -101,11 +95,6 @@ class Genius:
     def encoder_only(self) -> bool:
         """Whether IDs are the modality alone (see `genius.model.encoder_only`)."""
         return len(self.sizes) == 1
-
-    @cached_property
-    def decoder_runtime(self) -> DecoderRuntime:
-        """The decoder for search."""
-        return DecoderRuntime(self.decoder, int8=self.int8)
 
     # From items and queries to vectors
 
@@ -151,21 +140,12 @@ class Genius:
 
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """The fused vectors z = h(x, y), (n, dim) float32, which quantizer and decoder work on."""
-        fused = np.empty((len(vectors), self.dim), dtype=np.float32)
-
-        @torch.inference_mode()
-        def fuse_block(block: slice) -> None:
-            image, text = torch.from_numpy(vectors.image[block]), torch.from_numpy(vectors.text[block])
-            fused[block] = self.fusion(image, text).numpy()
-
-        over_blocks(fuse_block, len(vectors), ROWS)
-        return fused
+        return self.fusion(vectors.image, vectors.text)
 
     def codes(self, vectors: Vectors) -> np.ndarray:
         """The semantic IDs of items (Eq. 4), (n, levels) uint16; see `first_code` for the first level."""
-        fused = torch.from_numpy(self.fuse(vectors))
-        modality = torch.from_numpy(vectors.modality) if self.first_code == "modality" else None
-        return self.quantizer.encode(fused, modality, beams=self.code_beams).numpy().astype(np.uint16)
+        modality = vectors.modality if self.first_code == "modality" else None
+        return self.quantizer.encode(self.fuse(vectors), modality, beams=self.code_beams)
 
     # Folders
 
@@ -190,17 +170,17 @@ class Genius:
         }
 
     def _bytes(self) -> bytes:
-        tensors: dict[str, Tensor] = {}
+        arrays: Arrays = {}
         for part, state in self._states().items():
-            tensors |= {f"{part}.{name}": _stored(value, self.dtype) for name, value in state.items()}
-        return save(tensors)
+            arrays |= {f"{part}.{name}": _stored(value, self.dtype) for name, value in state.items()}
+        return save(arrays)
 
-    def _states(self) -> dict[str, dict[str, Tensor]]:
+    def _states(self) -> dict[str, Mapping[str, np.ndarray]]:
         return {
-            "encoder": {name: torch.from_numpy(value) for name, value in self.encoder.state().items()},
-            "fusion": self.fusion.state_dict(),
+            "encoder": self.encoder.state(),
+            "fusion": self.fusion.weights,
             "quantizer": {f"level{i}": codes for i, codes in enumerate(self.quantizer.own_codebooks)},
-            "decoder": {STORED_NAMES.get(name, name): value for name, value in self.decoder.state_dict().items()},
+            "decoder": {STORED_NAMES.get(name, name): value for name, value in self.decoder.weights.items()},
         }
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -255,26 +235,25 @@ class Genius:
         config, weights = _read(folder)
         try:
             states = _split(load(weights))
-            model = cls._build(config, states, device)
+            model = cls._build(config, states, int8, device)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError, GeniusError) as error:
             reason = f"{error} is missing." if isinstance(error, KeyError) else error
             raise BadModel(f"{folder} is not a model this version can load: {reason}") from error
-        model.source, model.int8 = str(name), int8
+        model.source = str(name)
         return model
 
     @classmethod
-    def _build(cls, config: dict[str, Any], states: dict[str, dict[str, Tensor]], device: str) -> "Genius":
-        fusion = Fusion(**config["fusion"])
-        fusion.load_state_dict(states["fusion"])
-        quantizer = Quantizer(**config["quantizer"])
-        books = states["quantizer"]
-        quantizer.set_codebooks([books[f"level{i}"] for i in range(len(books))])
-        decoder = Decoder(DecoderConfig.from_dict(config["decoder"]))
+    def _build(cls, config: dict[str, Any], states: dict[str, Arrays], int8: bool, device: str) -> "Genius":
+        quantizer = _quantizer(config["quantizer"], states["quantizer"])
         names = {stored: name for name, stored in STORED_NAMES.items()}
-        decoder.load_state_dict({names.get(name, name): value for name, value in states["decoder"].items()})
-        encoder = load_encoder(config["encoder"], {n: v.numpy() for n, v in states["encoder"].items()}, device)
+        weights = {names.get(name, name): value for name, value in states["decoder"].items()}
+        decoder_config = DecoderConfig.from_dict(config["decoder"])
+        _check_shapes("decoder", weights, decoder_config.weight_shapes())
+        _check_shapes("fusion", states["fusion"], weight_shapes(**config["fusion"]))
+        decoder = DecoderRuntime(decoder_config, weights, int8)
+        encoder = load_encoder(config["encoder"], states["encoder"], device)
         options = {name: config.get(name, usual) for name, usual in OPTIONS.items()}
-        return cls(encoder, fusion, quantizer, decoder, config["code_beams"], **options)
+        return cls(encoder, FusionRuntime(states["fusion"]), quantizer, decoder, config["code_beams"], **options)
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
@@ -299,18 +278,33 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
     return config, weights
 
 
-def _split(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors by part, in float32."""
-    states: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
-    for name, value in tensors.items():
+def _split(arrays: Arrays) -> dict[str, Arrays]:
+    """Arrays by part, in float32."""
+    states: dict[str, Arrays] = {part: {} for part in PARTS}
+    for name, value in arrays.items():
         part, rest = name.split(".", 1)
-        states[part][rest] = value.float() if value.is_floating_point() else value
+        states[part][rest] = value.astype(np.float32) if value.dtype.kind == "f" else value
     return states
 
 
-def _stored(value: Tensor, dtype: str) -> Tensor:
-    value = value.detach().to(DTYPES[dtype]) if value.is_floating_point() else value.detach()
-    return value.contiguous()
+def _quantizer(config: dict[str, Any], books: Arrays) -> QuantizerRuntime:
+    sizes = [MODALITIES, *[config["codes_per_level"]] * (1 if config["shared"] else config["levels"])]
+    _check_shapes("quantizer", books, {f"level{i}": (size, config["dim"]) for i, size in enumerate(sizes)})
+    return QuantizerRuntime([books[f"level{i}"] for i in range(len(books))], config["levels"], config["shared"])
+
+
+def _check_shapes(part: str, weights: Arrays, shapes: dict[str, tuple[int, ...]]) -> None:
+    found = {name: value.shape for name, value in weights.items()}
+    wrong = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+    if wrong:
+        raise BadModel(
+            f"of the weights of its {part}, {', '.join(wrong[:5])} are missing, unknown or of another shape than "
+            "config.json says."
+        )
+
+
+def _stored(value: np.ndarray, dtype: str) -> np.ndarray:
+    return np.asarray(value, dtype if value.dtype.kind == "f" else None, order="C")
 
 
 def _map_in_threads(prepare: Callable[[T], Prepared], inputs: Sequence[T]) -> list[Prepared]:

@@ -156,7 +156,7 @@ class Searcher:
             return [_NO_BEAMS] * len(fused)
         budget = automatic_budget(len(self)) if options.budget is None else options.budget
         return beam_search(
-            self.model.decoder_runtime,
+            self.model.decoder,
             self.trie,
             fused,
             max(options.beam, options.k),
@@ -203,7 +203,7 @@ class Searcher:
 
     @cached_property
     def _code_vectors(self) -> CodeVectors:
-        return CodeVectors([book.cpu().numpy() for book in self.model.quantizer.codebooks])
+        return CodeVectors(self.model.quantizer.codebooks)
 
 
 def _check_finite(fused: np.ndarray, embedding: np.ndarray) -> None:

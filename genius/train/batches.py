@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from genius.data.splits import SplitData
 from genius.train.config import StageConfig
-from genius.train.data import TrainingData
+from genius.train.data import StageVectors, TrainingData
 from genius.train.loop import Stage
 
 
@@ -65,3 +66,10 @@ class PairStage(Stage):
         """A parameter group of AdamW."""
         decay = self.config.weight_decay if decayed else 0.0
         return {"params": list(parameters), "lr": self.config.rate, "weight_decay": decay}
+
+
+def tensor_pair(vectors: StageVectors, text: np.ndarray, image: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Image and text vectors (n, d) float32 of n texts with n images, in the order in which fusion takes them."""
+    both = vectors.vectors(text, image)
+    image_vectors, text_vectors = (torch.from_numpy(np.asarray(half, np.float32)) for half in (both.image, both.text))
+    return image_vectors, text_vectors

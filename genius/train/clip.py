@@ -23,7 +23,7 @@ from genius.encoders.blip import BlipEncoder
 from genius.encoders.clip import ClipEncoder
 from genius.errors import BadData
 from genius.model.genius import Genius
-from genius.train.batches import PairStage
+from genius.train.batches import PairStage, tensor_pair
 from genius.train.config import ClipStageConfig
 from genius.train.data import (
     FrozenVectors,
@@ -288,7 +288,7 @@ class HeadsStage(PairStage):
         return contrastive_loss(q, c, self.config.temperature, masked), {}
 
     def _embed(self, text: np.ndarray, image: np.ndarray) -> Tensor:
-        images, texts = self.vectors.pair(text, image)
+        images, texts = tensor_pair(self.vectors, text, image)
         return F.normalize(images @ self.maps["image"].T + texts @ self.maps["text"].T, dim=1)
 
     def validate(self) -> dict[str, float]:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, TaskData, Vocabulary, read_split
@@ -58,11 +56,6 @@ class StageVectors(ABC):
     @abstractmethod
     def vectors(self, text: np.ndarray, image: np.ndarray) -> Vectors:
         """Vectors of n texts (n,) with n images (n,)."""
-
-    def pair(self, text: np.ndarray, image: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Image and text vectors (n, d) float32, in the order in which fusion takes them."""
-        vectors = self.vectors(text, image)
-        return _float(vectors.image), _float(vectors.text)
 
     def embedding(self, text: np.ndarray, image: np.ndarray) -> np.ndarray:
         """(n, d) the normalised sums of text and image vectors, phi of Eq. 2."""
@@ -140,10 +133,6 @@ def _key_base(text: np.ndarray) -> int:
 def _pair_keys(text: np.ndarray, image: np.ndarray, base: int) -> np.ndarray:
     """One number for each pair, in the order of `distinct_pairs`."""
     return np.asarray((image.astype(np.int64) + 1) * base + text + 1)
-
-
-def _float(vectors: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(vectors, dtype=np.float32))
 
 
 def sampled(split: SplitData, queries: int, pool: int) -> SplitData:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from genius.data.splits import SplitData
-from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.decoder_runtime import DecoderRuntime
-from genius.model.fusion import Fusion
+from genius.model.decoder_config import DecoderConfig
+from genius.networks.decoder import Decoder
+from genius.networks.fusion import Fusion
 from genius.search.beam import beam_search
 from genius.search.trie import Trie
 from genius.train.batches import PairStage
@@ -118,7 +118,7 @@ class DecoderStage(PairStage):
 
     def validate(self) -> dict[str, float]:
         """Recall@5 of mode `generate` on some queries of each task (any hit, %)."""
-        val, recalls, runtime = self.data.val, {}, DecoderRuntime(self.decoder)
+        val, recalls, runtime = self.data.val, {}, self.decoder.runtime()
         for task, z in zip(val.tasks, self.val_queries, strict=True):
             assert task.pool is not None
             trie = Trie(self.val_codes[task.pool].numpy())

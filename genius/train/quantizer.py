@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from genius.data.splits import SplitData
-from genius.model.fusion import Fusion
-from genius.model.quantizer import Quantizer
-from genius.train.batches import PairStage
+from genius.model.quantizer_runtime import code_report
+from genius.networks.fusion import Fusion
+from genius.networks.quantizer import Quantizer
+from genius.train.batches import PairStage, tensor_pair
 from genius.train.config import QuantizerStageConfig
 from genius.train.data import StageVectors, TrainingData
 from genius.train.loop import step_rng
@@ -48,8 +49,8 @@ class QuantizerStage(PairStage):
         """Eq. 8."""
         config, train = self.config, self.data.train
         queries, targets = self.pairs.draw(step_rng(self.seed, self.name, step), config.batch)
-        z_q = self.fusion(*self.vectors.pair(self.pairs.text[queries], self.pairs.image[queries]))
-        z_c = self.fusion(*self.vectors.pair(train.text[targets], train.image[targets]))
+        z_q = self.fusion(*tensor_pair(self.vectors, self.pairs.text[queries], self.pairs.image[queries]))
+        z_c = self.fusion(*tensor_pair(self.vectors, train.text[targets], train.image[targets]))
         masked = torch.from_numpy(self.pairs.false_negatives(queries, targets))
         contrastive = contrastive_loss(z_q, z_c, config.temperature, masked)
         # The first code of a query is its target modality: in training, the modality of its target.
@@ -68,7 +69,7 @@ class QuantizerStage(PairStage):
         codes = self.quantizer.encode(fused, torch.from_numpy(split.modality))
         quantized = nn.functional.normalize(self.quantizer.decode(codes), dim=1).numpy()
         queries = [self.fuse_rows(t.text, t.image).numpy() for t in split.tasks]
-        report = self.quantizer.report(codes)
+        report = code_report(codes.numpy(), self.quantizer.sizes)
         return recall(split, queries, quantized) | {
             "fused": recall(split, queries, fused.numpy())["score"],
             "distinct": report.distinct / report.items,
@@ -90,5 +91,5 @@ def fuse_rows(fusion: Fusion, vectors: StageVectors, text: np.ndarray, image: np
     fused = torch.empty(len(text), fusion.dim)
     for start in range(0, len(text), FUSE_BLOCK):
         block = slice(start, start + FUSE_BLOCK)
-        fused[block] = fusion(*vectors.pair(text[block], image[block]))
+        fused[block] = fusion(*tensor_pair(vectors, text[block], image[block]))
     return fused

@@ -92,7 +92,13 @@ def train(
         )
         run_stage(decoded, folder, console)
 
-    model = Genius(encoder, quantized.fusion, quantized.quantizer, decoded.decoder, config.quantizer.code_beams)
+    model = Genius(
+        encoder,
+        quantized.fusion.runtime(),
+        quantized.quantizer.runtime(),
+        decoded.decoder.runtime(),
+        config.quantizer.code_beams,
+    )
     model.save_pretrained(out)
     console.print(f"Model saved in {out} ({times}).")
     if find_spec("matplotlib") is None:

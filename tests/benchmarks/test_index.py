@@ -23,7 +23,7 @@ from search_results import BEGIN, END  # noqa: E402
 from genius import Genius, Index  # noqa: E402
 from genius.encoders.base import Vectors  # noqa: E402
 from genius.errors import GeniusError  # noqa: E402
-from genius.model.decoder import DecoderConfig  # noqa: E402
+from genius.model.decoder_config import DecoderConfig  # noqa: E402
 
 
 @dataclass(frozen=True)

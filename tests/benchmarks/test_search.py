@@ -22,8 +22,8 @@ from published import PrefixTree, Published  # noqa: E402
 from search_results import BEGIN, END, Row, SearchResults, TrieRow, sheets, write_page  # noqa: E402
 
 from genius.errors import GeniusError  # noqa: E402
-from genius.model.decoder import SPECIALS, Decoder, DecoderConfig  # noqa: E402
-from genius.model.decoder_runtime import DecoderRuntime  # noqa: E402
+from genius.model.decoder_config import SPECIALS, DecoderConfig  # noqa: E402
+from genius.networks.decoder import Decoder  # noqa: E402
 from genius.search.beam import beam_search  # noqa: E402
 from genius.search.trie import Trie  # noqa: E402
 
@@ -51,20 +51,20 @@ def some_queries(count: int) -> np.ndarray:
 def test_published_beams_are_ours() -> None:
     model, codes, z = decoder(whole_vocabulary=True), some_codes(60), some_queries(4)
     trie = Trie(codes)
-    ids, logprob = Published(model, codes).scored(z, 10)
-    for query, beams in enumerate(beam_search(DecoderRuntime(model), trie, z, 10)):
+    ids, logprob = Published(model.runtime(), codes).scored(z, 10)
+    for query, beams in enumerate(beam_search(model.runtime(), trie, z, 10)):
         assert trie.ids(beams.lo).tolist() == ids[query].tolist()
         np.testing.assert_allclose(logprob[query], beams.logprob, atol=1e-4)
 
 
 def test_published_search_does_not_depend_on_scores_being_asked_for() -> None:
-    path, z = Published(decoder(), some_codes(60)), some_queries(2)
+    path, z = Published(decoder().runtime(), some_codes(60)), some_queries(2)
     assert (path.search(z, 7) == path.scored(z, 7)[0]).all()
 
 
 def test_published_path_scores_the_whole_vocabulary() -> None:
     model, codes, z = decoder(whole_vocabulary=True), some_codes(30), some_queries(1)
-    ids, logprob = Published(model, codes).scored(z, 5)
+    ids, logprob = Published(model.runtime(), codes).scored(z, 5)
     with torch.inference_mode():
         expected = model(torch.from_numpy(z).expand(5, -1), torch.from_numpy(ids[0])).sum(1)
     np.testing.assert_allclose(logprob[0], expected.numpy(), atol=1e-4)
@@ -141,8 +141,8 @@ def test_a_product_takes_time() -> None:
 def test_drawn_ids_go_where_the_decoder_goes() -> None:
     model = decoder()
     with Progress(disable=True) as progress:
-        codes = material.likely_codes(model, some_queries(16), 5000, progress)
-        fewer = material.likely_codes(model, some_queries(16), 50, progress)
+        codes = material.likely_codes(model.runtime(), some_queries(16), 5000, progress)
+        fewer = material.likely_codes(model.runtime(), some_queries(16), 50, progress)
     assert (fewer == codes[:50]).all()
     assert codes.shape == (5000, 4)
     assert (codes < np.array(SIZES)).all()

@@ -8,7 +8,7 @@ from genius.data.items import Modality
 from genius.encoders.base import ROWS, Vectors
 from genius.encoders.loading import load_encoder
 from genius.errors import BadModel
-from genius.model.fusion import Fusion
+from genius.networks.fusion import Fusion
 
 
 def three() -> Vectors:

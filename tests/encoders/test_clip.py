@@ -21,10 +21,11 @@ from genius.encoders.base import Encoder, Prepared
 from genius.encoders.clip import CLEANERS, ClipEncoder, from_openai, openai_tokenizer
 from genius.encoders.loading import load_encoder
 from genius.errors import BadModel, GeniusError
-from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.fusion import Fusion
+from genius.model.decoder_config import DecoderConfig
 from genius.model.genius import Genius
-from genius.model.quantizer import Quantizer
+from genius.networks.decoder import Decoder
+from genius.networks.fusion import Fusion
+from genius.networks.quantizer import Quantizer
 
 TEXTS = [
     "A cat",
@@ -125,7 +126,7 @@ def test_a_model_folder_holds_the_whole_encoder(family: str, encoders: dict[str,
     encoder = encoders[family]
     quantizer = Quantizer(encoder.dim, codes_per_level=8, levels=2)
     shape = DecoderConfig(encoder.dim, quantizer.sizes, d_model=16, layers=1, heads=2, d_kv=8, d_ff=16, prefix=2)
-    model = Genius(encoder, Fusion(encoder.dim, 16), quantizer, Decoder(shape))
+    model = Genius(encoder, Fusion(encoder.dim, 16).runtime(), quantizer.runtime(), Decoder(shape).runtime())
     model.save_pretrained(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     again = Genius.from_pretrained(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import TinyJointEncoder, tiny_model
+from fakes import TinyJointEncoder, tiny_model, torch_decoder, torch_fusion
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -27,6 +27,7 @@ from genius.evaluation.evaluate import evaluate, evaluate_encoded
 from genius.evaluation.runs import BASELINES, CUTS, METHODS, SETTINGS, TaskResult
 from genius.model.encoder_only import encoder_only
 from genius.model.genius import Genius
+from genius.networks.quantizer import Quantizer
 
 QUIET = Console(quiet=True)
 
@@ -40,9 +41,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
 def model(bench: Benchmark) -> Genius:
     """Its fusion is not the sum of the two vectors, and its codes are made for the benchmark."""
     model = tiny_model(seed=4)
-    torch.nn.init.normal_(model.fusion.output_layer.weight, std=0.5)
+    fusion = torch_fusion(model.fusion)
+    torch.nn.init.normal_(fusion.output_layer.weight, std=0.5, generator=torch.Generator().manual_seed(1))
+    model.fusion = fusion.runtime()
     items = model.encode_items([bench.item(one) for one in bench.global_pool("test")])
-    model.quantizer.initialise(torch.from_numpy(model.fuse(items)), torch.from_numpy(items.modality.astype(np.int64)))
+    quantizer = Quantizer(model.dim, model.quantizer.codes_per_level, model.quantizer.levels, seed=4)
+    quantizer.initialise(torch.from_numpy(model.fuse(items)), torch.from_numpy(items.modality.astype(np.int64)))
+    model.quantizer = quantizer.runtime()
     return model
 
 
@@ -65,7 +70,8 @@ def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: st
     if method == "exact-modality":
         pool = [one for one in pool if one.modality == task.target_modality]
     items = model.encode_items([bench.item(one) for one in pool])
-    ids, which = torch.from_numpy(model.codes(items).astype(np.int64)).unique(dim=0, return_inverse=True)
+    ids, which = np.unique(model.codes(items), axis=0, return_inverse=True)
+    decoder, sums = torch_decoder(model.decoder), model.quantizer.decode(ids)
     queries = bench.queries(task, split)
     hits = dict.fromkeys(CUTS, 0)
     kinds, places, gains = [], [], []
@@ -77,9 +83,9 @@ def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: st
         elif method == "fused":
             score = model.fuse(items) @ z[0].numpy()
         elif method in ("codes", "rq"):
-            score = (torch.nn.functional.normalize(model.quantizer.decode(ids), dim=1) @ z[0])[which].numpy()
+            score = (sums / np.linalg.norm(sums, axis=1, keepdims=True) @ z[0].numpy())[which]
         else:
-            score = model.decoder(z.expand(len(ids), -1), ids).sum(dim=1)[which].numpy()
+            score = decoder(z.expand(len(ids), -1), torch.from_numpy(ids.astype(np.int64))).sum(dim=1).numpy()[which]
         ranking = [pool[row] for row in np.argsort(-score, kind="stable")]
         answers = [c for c in ranking if query.image_path is None or c.image_path != query.image_path][: CUTS[-1]]
         for cut in CUTS:
@@ -439,7 +445,7 @@ def test_a_text_without_a_vector_is_named(model: Genius, tmp_path: Path, text: s
 
 def test_a_model_without_a_quantizer_searches_by_all_but_its_codes(model: Genius, bench: Benchmark) -> None:
     class Bare:
-        decoder_runtime, quantizer = model.decoder_runtime, None
+        decoder, quantizer = model.decoder, None
         fuse = staticmethod(model.fuse)
 
     made = encode_split(model, read_evaluation_split(bench, "test", tasks=["shapes_task0"]), console=QUIET)

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from genius.errors import GeniusError
 from genius.evaluation.id_schemes import SCHEMES, ClassifiedCodes, ClusterPaths, PlainCodes, RandomCodes, make_scheme
-from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.quantizer import Quantizer
+from genius.model.decoder_config import DecoderConfig
+from genius.networks.decoder import Decoder
+from genius.networks.quantizer import Quantizer
 from genius.search.trie import Trie
 
 DIM, CODES, LEVELS = 16, 8, 3

@@ -18,6 +18,7 @@ from genius.evaluation.evaluate import evaluate
 from genius.evaluation.recall_tables import terminal_tables
 from genius.evaluation.runs import BASELINES, TaskResult, codebook_use, headline, id_bytes
 from genius.evaluation.runs import METHODS as ALL_METHODS
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.genius import Genius
 
 QUIET = Console(quiet=True)
@@ -181,7 +182,7 @@ def test_another_model_is_refused(bench: Benchmark, folder: Path) -> None:
 
 def test_weights_of_eight_bits_are_another_run(model: Genius, bench: Benchmark, folder: Path) -> None:
     rounded = tiny_model(seed=4)
-    rounded.int8 = True
+    rounded.decoder = DecoderRuntime(rounded.decoder.config, rounded.decoder.weights, int8=True)
     assert rounded.fingerprint == model.fingerprint
     with pytest.raises(BadData, match=f"another model .{model.fingerprint} there, .* in eight bits here"):
         measure(rounded, bench, folder)

@@ -7,10 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from genius.errors import GeniusError
-from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.decoder_runtime import DecoderRuntime
-from tests.model.test_decoder import tiny
+from genius.model.decoder_config import DecoderConfig
+from genius.networks.decoder import Decoder
+from tests.networks.test_decoder import tiny
 
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -44,7 +43,7 @@ def picked(log_probs: NDArray[np.float32], codes: Codes) -> NDArray[np.float32]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_steps_with_reordered_beams_equal_teacher_forcing(shape: dict[str, Any]) -> None:
     decoder, z, rng = tiny(**shape), queries(3), np.random.default_rng(2)
-    runtime, sizes = DecoderRuntime(decoder), decoder.config.sizes
+    runtime, sizes = decoder.runtime(), decoder.config.sizes
     codes = some_codes(sizes[:1], 3, 2)
     state, log_probs = runtime.open(z, codes)
     for level, width in ((1, 4), (2, 3), (3, 5)):
@@ -64,7 +63,7 @@ def test_steps_with_reordered_beams_equal_teacher_forcing(shape: dict[str, Any])
 def test_open_and_tail_equal_teacher_forcing(shape: dict[str, Any], given: int) -> None:
     decoder, z = tiny(**shape), queries(3)
     codes = some_codes(decoder.config.sizes, 3, 5)
-    runtime = DecoderRuntime(decoder)
+    runtime = decoder.runtime()
     state, log_probs = runtime.open(z, codes[..., :given])
     expected = teacher_forced(decoder, z, codes)
     for level, got in enumerate(log_probs):
@@ -77,7 +76,7 @@ def test_open_and_tail_equal_teacher_forcing(shape: dict[str, Any], given: int) 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_selected_queries_go_on_alone(shape: dict[str, Any]) -> None:
     decoder = tiny(**shape)
-    runtime, codes = DecoderRuntime(decoder), some_codes(decoder.config.sizes, 4, 2)
+    runtime, codes = decoder.runtime(), some_codes(decoder.config.sizes, 4, 2)
     parents = np.array([[1, 0]]).repeat(4, 0)
     state, _ = runtime.open(queries(4), codes[..., :1])
     chosen = np.array([3, 1])
@@ -88,7 +87,7 @@ def test_selected_queries_go_on_alone(shape: dict[str, Any]) -> None:
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_query_scores_the_same_alone_and_in_a_batch(int8: bool) -> None:
     decoder = tiny()
-    runtime, z, codes = DecoderRuntime(decoder, int8=int8), queries(9), some_codes(decoder.config.sizes, 9, 1)
+    runtime, z, codes = decoder.runtime(int8=int8), queries(9), some_codes(decoder.config.sizes, 9, 1)
     parents = np.zeros((9, 1), np.int64)
     state, together = runtime.open(z, codes[..., :1])
     step = runtime.step(state, codes[..., 1], parents)
@@ -99,18 +98,20 @@ def test_a_query_scores_the_same_alone_and_in_a_batch(int8: bool) -> None:
 
 
 def test_free_levels_are_those_of_the_linear_path() -> None:
-    runtime = DecoderRuntime(tiny(linear_head=True, decoder_levels=2))
+    runtime = tiny(linear_head=True, decoder_levels=2).runtime()
     assert [runtime.is_linear(level) for level in range(4)] == [False, False, True, True]
     state, _ = runtime.open(queries(2), np.zeros((2, 3, 1), np.int64))
     for level in (2, 3):
         one = runtime.step(state, np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64))
         np.testing.assert_array_equal(one, runtime.linear_log_probs(state, level)[:, None].repeat(3, 1))
-    assert not any(DecoderRuntime(tiny()).is_linear(level) for level in range(4))
+    assert not any(tiny().runtime().is_linear(level) for level in range(4))
 
 
-def test_a_decoder_in_training_is_refused() -> None:
-    with pytest.raises(GeniusError, match="eval"):
-        DecoderRuntime(tiny().train())
+@pytest.mark.parametrize("shape", [{}, {"linear_head": True, "decoder_levels": 2}])
+def test_weight_shapes_are_those_of_the_torch_module(shape: dict[str, Any]) -> None:
+    decoder = tiny(**shape)
+    found = {name: tuple(value.shape) for name, value in decoder.state_dict().items()}
+    assert decoder.config.weight_shapes() == found
 
 
 # Eight bits
@@ -121,6 +122,6 @@ def test_log_probabilities_in_eight_bits_are_nearly_those_of_32() -> None:
     shape = DecoderConfig(8, (3, 50, 50, 50), d_model=64, layers=3, heads=4, d_kv=16, d_ff=256, prefix=5)
     decoder, z = Decoder(shape).eval(), queries(20)
     codes = some_codes(shape.sizes, 20, 4)
-    log_probs, rounded_off = (DecoderRuntime(decoder, int8=int8).open(z, codes[..., :3])[1] for int8 in (False, True))
+    log_probs, rounded_off = (decoder.runtime(int8=int8).open(z, codes[..., :3])[1] for int8 in (False, True))
     for exact, near in zip(log_probs, rounded_off, strict=True):
         assert 0 < np.abs(near - exact).mean() < 0.05 * exact.std(axis=-1).mean()

@@ -6,16 +6,17 @@ import golden
 import numpy as np
 import pytest
 import torch
+from fakes import torch_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.model.decoder import Decoder
 from genius.model.decoder_runtime import DecoderRuntime
+from genius.networks.decoder import Decoder
 from genius.search.beam import Beams, beam_search
 from genius.search.trie import Trie
-from tests.model.test_decoder import golden_decoder, tiny
+from tests.networks.test_decoder import golden_decoder, tiny
 
 Path = tuple[int, ...]
 SIZES = (3, 5, 4, 6)
@@ -26,7 +27,7 @@ exact = settings(deadline=None, derandomize=True, max_examples=40)
 def engine_of(levels: int, seed: int) -> DecoderRuntime:
     """Every second one leaves its finer levels to the linear head."""
     shape = {"linear_head": True, "decoder_levels": 1 + seed % levels} if seed % 2 else {}
-    return DecoderRuntime(tiny(SIZES[:levels], seed, **shape))
+    return tiny(SIZES[:levels], seed, **shape).runtime()
 
 
 @st.composite
@@ -73,7 +74,7 @@ def as_rows(codes: NDArray[np.uint16]) -> list[Path]:
 
 def test_beams_are_the_published_ones() -> None:
     trie = Trie(golden.tensor("cand_codes").numpy())
-    found = beam_search(DecoderRuntime(golden_decoder()), trie, golden.tensor("query_fused"), 10)
+    found = beam_search(golden_decoder().runtime(), trie, golden.tensor("query_fused"), 10)
     for beams, codes, logprob in zip(found, golden.tensor("beam_codes"), golden.tensor("beam_logprob"), strict=True):
         assert trie.ids(beams.lo).tolist() == codes.tolist()
         np.testing.assert_allclose(beams.logprob, logprob.numpy(), atol=1e-3)
@@ -84,7 +85,7 @@ def test_beams_are_the_published_ones() -> None:
 def test_wide_beams_equal_brute_force(codes: NDArray[np.uint16], seed: int) -> None:
     engine, trie, z = engine_of(codes.shape[1], seed), Trie(codes), queries_of(2, seed)
     for beams, vector in zip(beam_search(engine, trie, z, len(codes)), z, strict=True):
-        expected = scores_of(engine.decoder, vector, sorted(set(as_rows(codes))))
+        expected = scores_of(torch_decoder(engine), vector, sorted(set(as_rows(codes))))
         assert paths_of(trie, beams) == sorted(expected, key=lambda path: (-expected[path], path))
         np.testing.assert_allclose(beams.logprob, sorted(expected.values(), reverse=True), atol=1e-4)
         assert sorted(trie.leaves(beams.lo, beams.hi).tolist()) == list(range(len(codes)))
@@ -95,7 +96,7 @@ def test_wide_beams_equal_brute_force(codes: NDArray[np.uint16], seed: int) -> N
 def test_narrow_beams_equal_a_slow_search(codes: NDArray[np.uint16], width: int, seed: int) -> None:
     engine, trie, z = engine_of(codes.shape[1], seed), Trie(codes), queries_of(2, seed)
     for beams, vector in zip(beam_search(engine, trie, z, width), z, strict=True):
-        expected = slow_beam_search(engine.decoder, vector[None], as_rows(codes), width)
+        expected = slow_beam_search(torch_decoder(engine), vector[None], as_rows(codes), width)
         assert paths_of(trie, beams) == [path for path, _ in expected]
         np.testing.assert_allclose(beams.logprob, [score for _, score in expected], atol=1e-4)
 
@@ -155,12 +156,12 @@ def test_what_is_left_of_the_budget_is_filled_best_first(
     assert (first[width:] == first[0]).all()
     # All nodes that the search has scored at this level: children of the best `width` nodes above.
     rows = as_rows(codes)
-    above = slow_beam_search(engine.decoder, z, [row[: fast.level - 1] for row in rows], width)
+    above = slow_beam_search(torch_decoder(engine), z, [row[: fast.level - 1] for row in rows], width)
     nodes = sorted({row[: fast.level] for row in rows if any(row[: fast.level - 1] == path for path, _ in above)})
     found = [tuple(row) for row in trie.ids(fast.lo)[:, : fast.level].tolist()]
     left = max_items - fast.items
     missing = [node for node in nodes if node not in found and node[0] == first[0]]
-    scores = scores_of(engine.decoder, z, nodes)
+    scores = scores_of(torch_decoder(engine), z, nodes)
     if missing:
         best = max(missing, key=lambda node: scores[node])
         assert sum(row[: fast.level] == best for row in rows) > left
@@ -176,11 +177,11 @@ def test_a_target_modality_searches_its_subtree_only(codes: NDArray[np.uint16], 
     if not rows:
         assert len(beams) == 0
         return
-    expected = slow_beam_search(engine.decoder, z, rows, width)
+    expected = slow_beam_search(torch_decoder(engine), z, rows, width)
     assert paths_of(trie, beams) == [path for path, _ in expected]
     free = (
         np.array([score for _, score in expected])
-        - engine.decoder.logits(z, torch.tensor(rows[:1]))[0].log_softmax(-1)[0, modality].item()
+        - torch_decoder(engine).logits(z, torch.tensor(rows[:1]))[0].log_softmax(-1)[0, modality].item()
     )
     np.testing.assert_allclose(beams.logprob, free, atol=1e-4)
 
@@ -191,12 +192,12 @@ def test_ties_go_to_the_lower_codes() -> None:
         decoder.table.zero_()  # every code of a level is equally probable
     codes = np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16)
     trie = Trie(codes)
-    (beams,) = beam_search(DecoderRuntime(decoder), trie, queries_of(1, 0), 7)
+    (beams,) = beam_search(decoder.runtime(), trie, queries_of(1, 0), 7)
     assert paths_of(trie, beams) == sorted(set(as_rows(codes)))[:7]
 
 
 def test_a_batch_larger_than_one_chunk_comes_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, z = DecoderRuntime(tiny(SIZES)), queries_of(9, 0)
+    engine, z = tiny(SIZES).runtime(), queries_of(9, 0)
     trie = Trie(np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16))
     whole = beam_search(engine, trie, z, 5)
     monkeypatch.setattr("genius.search.beam.CHUNK", 11)
@@ -205,7 +206,7 @@ def test_a_batch_larger_than_one_chunk_comes_back_in_order(monkeypatch: pytest.M
 
 
 def test_few_items_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = DecoderRuntime(tiny(SIZES))
+    engine = tiny(SIZES).runtime()
     trie = Trie(np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16))
     monkeypatch.setattr(engine, "open", None)
     (beams,) = beam_search(engine, trie, queries_of(1, 0), 5, max_items=60)
@@ -213,14 +214,14 @@ def test_few_items_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_empty_trie_and_no_queries() -> None:
-    engine, empty = DecoderRuntime(tiny(SIZES)), Trie(np.zeros((0, 4), np.uint16))
+    engine, empty = tiny(SIZES).runtime(), Trie(np.zeros((0, 4), np.uint16))
     assert [len(beams) for beams in beam_search(engine, empty, queries_of(2, 0), 5)] == [0, 0]
     assert [len(beams) for beams in beam_search(engine, empty, queries_of(2, 0), 5, max_items=10)] == [0, 0]
     assert beam_search(engine, Trie(np.array([[0, 1, 2, 3]])), queries_of(0, 0), 5) == []
 
 
 def test_bad_input_is_refused() -> None:
-    engine, trie = DecoderRuntime(tiny(SIZES)), Trie(np.array([[0, 1, 2, 3]]))
+    engine, trie = tiny(SIZES).runtime(), Trie(np.array([[0, 1, 2, 3]]))
     with pytest.raises(GeniusError, match="width is 0"):
         beam_search(engine, trie, queries_of(1, 0), 0)
     with pytest.raises(GeniusError, match="shape"):
@@ -240,7 +241,8 @@ def test_improbable_modalities_are_not_searched(codes: NDArray[np.uint16], seed:
     z = queries_of(1, seed)
     with torch.inference_mode():
         first = (
-            engine.decoder.logits(z, torch.zeros(1, codes.shape[1], dtype=torch.long))[0][0]
+            torch_decoder(engine)
+            .logits(z, torch.zeros(1, codes.shape[1], dtype=torch.long))[0][0]
             .log_softmax(-1)
             .exp()
             .tolist()
@@ -261,7 +263,7 @@ def test_improbable_modalities_are_not_searched(codes: NDArray[np.uint16], seed:
 @given(collections(), st.integers(1, 4), st.integers(1, 30), st.integers(0, 3))
 def test_a_linear_path_fills_the_whole_budget(codes: NDArray[np.uint16], width: int, max_items: int, seed: int) -> None:
     engine, trie, z = (
-        DecoderRuntime(tiny(SIZES[: codes.shape[1]], seed, linear_head=True, decoder_levels=1)),
+        tiny(SIZES[: codes.shape[1]], seed, linear_head=True, decoder_levels=1).runtime(),
         Trie(codes),
         queries_of(1, seed),
     )

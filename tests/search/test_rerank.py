@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from genius.model.quantizer import Quantizer
+from genius.networks.quantizer import Quantizer
 from genius.search.rerank import CodeVectors, by_codes, by_embedding, top
 
 RNG = np.random.default_rng(0)

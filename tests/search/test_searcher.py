@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fakes import TinyEncoder, tiny_model
+from fakes import TinyEncoder, tiny_model, torch_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +66,8 @@ def ask(searcher: Searcher, queries: Vectors, targets=None, **options) -> TopK:
 def log_probabilities(model: Genius, codes: np.ndarray, fused: np.ndarray) -> np.ndarray:
     """(q, n) by teacher forcing."""
     ids = torch.from_numpy(codes.astype(np.int64))
-    rows = [model.decoder(torch.from_numpy(z).expand(len(ids), -1), ids).sum(1).numpy() for z in fused]
+    decoder = torch_decoder(model.decoder)
+    rows = [decoder(torch.from_numpy(z).expand(len(ids), -1), ids).sum(1).numpy() for z in fused]
     return np.stack(rows)
 
 
@@ -90,7 +91,7 @@ def test_with_a_wide_beam_re_ranking_is_exact_search(searcher, queries, mode):
 def test_without_embeddings_the_codes_re_rank(searcher, queries, mode):
     codes_only = Searcher(searcher.model, codes_of(searcher))
     found = ask(codes_only, queries, k=10, mode=mode, beam=ALL)
-    sums = searcher.model.quantizer.decode(torch.from_numpy(codes_of(searcher).astype(np.int64))).numpy()
+    sums = searcher.model.quantizer.decode(codes_of(searcher))
     similarity = searcher.model.fuse(queries) @ (sums / np.linalg.norm(sums, axis=1, keepdims=True)).T
     np.testing.assert_allclose(found.scores, -np.sort(-similarity)[:, :10], atol=1e-5)
 
@@ -105,7 +106,7 @@ def test_fast_finds_whatever_rerank_finds_and_better(searcher, queries):
 def test_rerank_orders_the_items_of_the_best_ids(searcher, queries):
     similarity = queries.embedding() @ searcher.embeddings.astype(np.float32).T
     found = ask(searcher, queries, k=4, mode="rerank", beam=5)
-    beams = beam_search(searcher.model.decoder_runtime, searcher.trie, searcher.model.fuse(queries), 5)
+    beams = beam_search(searcher.model.decoder, searcher.trie, searcher.model.fuse(queries), 5)
     for query, best in enumerate(beams):
         items = searcher.trie.leaves(best.lo, best.hi)
         assert found.rows[query].tolist() == items[np.argsort(-similarity[query, items])][:4].tolist()

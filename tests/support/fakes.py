@@ -11,10 +11,13 @@ import torch
 from PIL import Image
 
 from genius.encoders.base import Prepared, Vectors
-from genius.model.decoder import Decoder, DecoderConfig
-from genius.model.fusion import Fusion
+from genius.model.decoder_config import DecoderConfig
+from genius.model.decoder_runtime import DecoderRuntime
+from genius.model.fusion_runtime import FusionRuntime
 from genius.model.genius import Genius
-from genius.model.quantizer import Quantizer
+from genius.networks.decoder import Decoder
+from genius.networks.fusion import Fusion
+from genius.networks.quantizer import Quantizer
 
 DIM, CODES, LEVELS = 16, 8, 3
 
@@ -63,7 +66,22 @@ def tiny_model(seed: int = 0, encoder: TinyEncoder | None = None) -> Genius:
     quantizer = Quantizer(DIM, CODES, LEVELS, seed=seed)
     sizes = quantizer.sizes
     decoder = Decoder(DecoderConfig(DIM, sizes, d_model=16, layers=2, heads=2, d_kv=8, d_ff=32, prefix=4))
-    return Genius(encoder or TinyEncoder(), fusion, quantizer, decoder)
+    return Genius(encoder or TinyEncoder(), fusion.runtime(), quantizer.runtime(), decoder.runtime())
+
+
+@functools.cache
+def torch_decoder(runtime: DecoderRuntime) -> Decoder:
+    """The torch module of the same weights."""
+    decoder = Decoder(runtime.config)
+    decoder.load_state_dict({name: torch.from_numpy(value) for name, value in runtime.weights.items()})
+    return decoder.eval().requires_grad_(False)
+
+
+def torch_fusion(runtime: FusionRuntime) -> Fusion:
+    """The torch module of the same weights."""
+    fusion = Fusion(runtime.dim, runtime.hidden)
+    fusion.load_state_dict({name: torch.from_numpy(value) for name, value in runtime.weights.items()})
+    return fusion.eval().requires_grad_(False)
 
 
 def draw_image(colour: str, size: tuple[int, int] = (8, 8)) -> Image.Image:

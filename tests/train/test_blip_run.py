@@ -17,7 +17,7 @@ from genius.errors import BadData
 from genius.evaluation.evaluate import evaluate
 from genius.index.index import Index
 from genius.model.genius import Genius
-from genius.model.published import convert
+from genius.networks.published import convert
 from genius.train.clip import all_pairs
 from genius.train.config import ClipStageConfig, DecoderStageConfig, QuantizerStageConfig, TrainConfig
 from genius.train.data import TrainingData

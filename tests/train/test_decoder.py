@@ -13,6 +13,7 @@ from torch import Tensor
 from genius.data.mbeir import Task
 from genius.data.splits import SplitData, TaskData
 from genius.train import decoder, quantizer
+from genius.train.batches import tensor_pair
 from genius.train.config import DecoderStageConfig, QuantizerStageConfig
 from genius.train.data import FrozenVectors
 from genius.train.decoder import DecoderStage
@@ -111,7 +112,7 @@ def test_the_loss_is_eq_10_on_fused_queries(monkeypatch: pytest.MonkeyPatch) -> 
     loss, _ = stage.loss(3)
     rng = step_rng(0, "decoder", 3)
     queries, targets = stage.pairs.draw(rng, SMALL.batch)
-    z_q = coded.fusion(*coded.vectors.pair(stage.pairs.text[queries], stage.pairs.image[queries]))
+    z_q = coded.fusion(*tensor_pair(coded.vectors, stage.pairs.text[queries], stage.pairs.image[queries]))
     z_c = coded.fuse(stage.data.train)[targets]
     unaugmented = torch.from_numpy(rng.random((len(queries), 1)) < SMALL.unaugmented)
     z = torch.where(unaugmented, z_q, augment(z_q, z_c, "interpolate", 2.0, rng))

@@ -8,6 +8,7 @@ import torch
 
 from genius.data.mbeir import Task
 from genius.data.splits import SplitData, TaskData
+from genius.train.batches import tensor_pair
 from genius.train.config import QuantizerStageConfig
 from genius.train.data import FrozenVectors
 from genius.train.loop import step_rng
@@ -50,7 +51,7 @@ def stage(data: SimpleNamespace, vectors: FrozenVectors) -> QuantizerStage:
 
 
 def test_what_is_absent_is_a_row_of_zeros(vectors: FrozenVectors) -> None:
-    image, text = vectors.pair(np.array([-1, 2]), np.array([4, -1]))
+    image, text = tensor_pair(vectors, np.array([-1, 2]), np.array([4, -1]))
     np.testing.assert_array_equal(image, np.stack([vectors.images[4], np.zeros(DIM)]))
     np.testing.assert_array_equal(text, np.stack([np.zeros(DIM), vectors.texts[2]]))
 
@@ -62,8 +63,8 @@ def test_the_loss_is_eq_8(stage: QuantizerStage) -> None:
         loss, figures = stage.loss(5)
         queries, targets = stage.pairs.draw(step_rng(3, "quantizer", 5), CONFIG.batch)
         train = stage.data.train
-        z_q = stage.fusion(*stage.vectors.pair(stage.pairs.text[queries], stage.pairs.image[queries]))
-        z_c = stage.fusion(*stage.vectors.pair(train.text[targets], train.image[targets]))
+        z_q = stage.fusion(*tensor_pair(stage.vectors, stage.pairs.text[queries], stage.pairs.image[queries]))
+        z_c = stage.fusion(*tensor_pair(stage.vectors, train.text[targets], train.image[targets]))
         kinds = torch.from_numpy(train.modality[targets])
         masked = torch.from_numpy(stage.pairs.false_negatives(queries, targets))
         assert masked.any()

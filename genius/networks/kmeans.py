@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from genius.runtime.torch_threads import over_blocks
+from genius.networks.threads import over_blocks
 
 ROWS = 1024  # vectors of one matrix product: enough to be fast, few enough to stay in the cache
 

@@ -19,10 +19,10 @@ from genius.encoders.clip import ClipEncoder
 from genius.encoders.mini import MiniEncoder
 from genius.encoders.sentence import SentenceEncoder
 from genius.errors import GeniusError
-from genius.model.fusion import Fusion
-from genius.model.onnx_export import decoder_files, encoder_files, export_onnx, fusion_file
-from tests.model.test_decoder import tiny
+from genius.networks.fusion import Fusion
+from genius.networks.onnx_export import decoder_files, encoder_files, export_onnx
 from tests.model.test_decoder_runtime import SHAPES, picked, queries, teacher_forced
+from tests.networks.test_decoder import tiny
 
 
 def written(folder: Path, files: dict[str, bytes]) -> dict[str, Path]:
@@ -41,7 +41,7 @@ def run(file: Path, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_beams_stepped_through_the_files_score_as_in_the_decoder(tmp_path: Path, shape: dict[str, Any]) -> None:
     decoder, z, rng = tiny(**shape), queries(3), np.random.default_rng(2)
-    sizes, files = decoder.config.sizes, written(tmp_path, decoder_files(decoder))
+    sizes, files = decoder.config.sizes, written(tmp_path, decoder_files(decoder.runtime()))
     state = run(files["decoder_open"], {"z": z})
     log_probs, linear = state["log_probs"], state.get("linear_log_probs")
     codes, score = np.zeros((3, 1, 0), np.int64), np.zeros((3, 1))
@@ -63,7 +63,7 @@ def test_beams_stepped_through_the_files_score_as_in_the_decoder(tmp_path: Path,
 
 
 def test_a_decoder_of_one_level_has_no_steps() -> None:
-    assert list(decoder_files(tiny(linear_head=True, decoder_levels=1))) == ["decoder_open"]
+    assert list(decoder_files(tiny(linear_head=True, decoder_levels=1).runtime())) == ["decoder_open"]
 
 
 @torch.inference_mode()
@@ -74,7 +74,7 @@ def test_fusion_file(tmp_path: Path) -> None:
         parameter.normal_()
     image, text = torch.randn(5, 8), torch.randn(5, 8)
     image[1], text[2] = 0, 0
-    files = written(tmp_path, {"fusion": fusion_file(fusion)})
+    files = written(tmp_path, {"fusion": fusion.runtime().graph()})
     got = run(files["fusion"], {"image": image.numpy(), "text": text.numpy()})["fused"]
     np.testing.assert_allclose(got, fusion(image, text).numpy(), atol=1e-6)
 

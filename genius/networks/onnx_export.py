@@ -31,9 +31,8 @@ from genius.encoders.clip import ClipEncoder, pooled
 from genius.encoders.mini import MiniEncoder, image_graph, text_graph
 from genius.encoders.sentence import SentenceEncoder
 from genius.errors import GeniusError
-from genius.model.decoder import Decoder
-from genius.model.decoder_graph import DecoderGraph, array, product
-from genius.model.fusion import Fusion
+from genius.model.decoder_graph import DecoderGraph
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.genius import Genius
 from genius.runtime.onnx_graph import Graph, Inputs, Shape
 
@@ -43,7 +42,7 @@ Files = dict[str, bytes]
 
 def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
     """Write the files of a model; returns the names of the networks, in the order in which a search runs them."""
-    files = encoder_files(model.encoder) | {"fusion": fusion_file(model.fusion)} | decoder_files(model.decoder)
+    files = encoder_files(model.encoder) | {"fusion": model.fusion.graph()} | decoder_files(model.decoder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -61,7 +60,7 @@ def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
     return list(files)
 
 
-def notes(decoder: Decoder) -> list[str]:
+def notes(decoder: DecoderRuntime) -> list[str]:
     """How to use the decoder's files, in sentences."""
     sentences = [
         "q queries, w beams of each. decoder_open scores level 0; each decoder_step scores the next level.",
@@ -90,7 +89,7 @@ def _interface(content: bytes) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-# Fusion and decoder
+# Decoder
 
 
 class StandardGraph(Graph):
@@ -106,33 +105,12 @@ class StandardGraph(Graph):
         size = super().node("Sqrt", super().node("Add", mean, epsilon))
         return super().node("Mul", super().node("Div", x, size), weight, output=output)
 
-    def linear(self, x: str, module: nn.Linear) -> str:
-        """x: (n, inputs) -> (n, outputs)."""
-        return self.node("Add", product(self, x, module.weight), self.constant(array(module.bias)))
 
-
-def fusion_file(fusion: Fusion) -> bytes:
-    """The file of the fusion (Sec. 4.2.1): image, text (n, d), zeros where one is absent -> fused (n, d)."""
-    g = StandardGraph()
-    text = g.node("Relu", g.linear("text", fusion.text_projection_layer))
-    image = g.node("Relu", g.linear("image", fusion.image_projection_layer))
-    joint = g.node("Concat", text, image, axis=1)
-    first, last = (layer for layer in fusion.dynamic_scalar if isinstance(layer, nn.Linear))
-    weight = g.node("Sigmoid", g.linear(g.node("Relu", g.linear(joint, first)), last))  # lambda, (n, 1)
-    mixed = g.linear(g.node("Relu", g.linear(joint, fusion.combiner_layer)), fusion.output_layer)
-    rest = g.node("Sub", g.constant(np.float32(1)), weight)
-    total = g.node("Add", g.node("Mul", weight, "text"), g.node("Mul", rest, "image"))
-    total = g.node("Add", mixed, total)
-    length = g.node("Max", g.node("ReduceL2", total, axes=[1], keepdims=1), g.constant(np.float32(1e-12)))
-    g.node("Div", total, length, output="fused")
-    shape: Shape = ["n", fusion.dim]
-    return g.model({"image": (np.float32, shape), "text": (np.float32, shape)}, {"fused": shape})
-
-
-def decoder_files(decoder: Decoder) -> Files:
+def decoder_files(decoder: DecoderRuntime) -> Files:
     """The file that opens a search, and the file of one further level where the blocks score more than one."""
-    files = {"decoder_open": _open_file(DecoderGraph(decoder))}
-    return files | {"decoder_step": _step_file(DecoderGraph(decoder))} if decoder.decoder_levels > 1 else files
+    graph = DecoderGraph(decoder.config, decoder.weights)
+    files = {"decoder_open": _open_file(graph)}
+    return files | {"decoder_step": _step_file(graph)} if decoder.decoder_levels > 1 else files
 
 
 def _open_file(decoder: DecoderGraph) -> bytes:
@@ -153,7 +131,7 @@ def _open_file(decoder: DecoderGraph) -> bytes:
     outputs: dict[str, Shape] = {"log_probs": ["q", 1, c.sizes[0]]}
     outputs |= decoder.prefix_shapes | decoder.seen_shapes(1, "q")
     outputs |= {"linear_logits": ["q", 1, c.vocabulary]} if c.linear_head else {}
-    codes = sum(c.sizes[decoder.decoder.decoder_levels :])
+    codes = sum(c.sizes[c.levels_of_blocks :])
     outputs |= {"linear_log_probs": ["q", codes]} if codes else {}
     return g.model({"z": (np.float32, ["q", c.dim])}, outputs)
 
@@ -177,7 +155,7 @@ def _step_file(decoder: DecoderGraph) -> bytes:
     g.node("Reshape", rows, g.constant(np.array([-1])), output="rows")
     # 4. The position bias of the level, (heads, 1, level + 1)
     begins, ends = g.node("Concat", level, zero, axis=0), g.node("Concat", after, after, axis=0)
-    levels = decoder.decoder.decoder_levels
+    levels = c.levels_of_blocks
     bias = g.constant(decoder.bias[:, :levels, :levels])
     g.node("Slice", bias, begins, ends, g.constant(np.array([1, 2])), output="bias")
     # 5. The networks
@@ -195,7 +173,7 @@ def _step_file(decoder: DecoderGraph) -> bytes:
 def _write_scores(g: Graph, decoder: DecoderGraph, start: str, stop: str) -> None:
     """Scores: hidden (1, w, q, d_model) -> log_probs of the table rows from start to stop."""
     c = decoder.config
-    table = g.constant(array(decoder.output_table(slice(None))).T)
+    table = g.constant(decoder.output_table(slice(None)).T)
     hidden = g.transpose(g.squeeze("hidden", 0), 1, 0, 2)
 
     def rows(x: str, axis: int, output: str | None = None) -> str:

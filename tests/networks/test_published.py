@@ -15,7 +15,7 @@ import golden
 import numpy as np
 import pytest
 import torch
-from fakes import draw_image
+from fakes import draw_image, torch_decoder
 from golden import Size
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from genius.encoders.base import Vectors
 from genius.errors import BadModel
 from genius.index.index import Index
 from genius.model.genius import Genius
-from genius.model.published import convert
+from genius.networks.published import convert
 from genius.search.beam import beam_search
 from genius.search.options import SearchOptions
 from genius.search.searcher import Searcher
@@ -82,13 +82,14 @@ def test_the_recorded_values(folder: Path) -> None:
     np.testing.assert_array_equal(codes, golden.tensor("cand_codes"))
     np.testing.assert_array_equal(model.codes(queries), golden.tensor("query_codes"))
 
-    prefix = model.decoder.prefix_embeddings(torch.from_numpy(fused[:1]))[0]
+    decoder = torch_decoder(model.decoder)
+    prefix = decoder.prefix_embeddings(torch.from_numpy(fused[:1]))[0]
     np.testing.assert_allclose(prefix, golden.tensor("prefix_q0"), atol=1e-4)
     first = torch.from_numpy(codes[:256].astype(np.int64))
-    logprob = model.decoder(torch.from_numpy(fused[:1]).expand(256, -1), first).sum(1)
+    logprob = decoder(torch.from_numpy(fused[:1]).expand(256, -1), first).sum(1)
     np.testing.assert_allclose(logprob, golden.tensor("q0_first256_logprob"), atol=1e-3)
     trie = Trie(codes)
-    for query, beams in enumerate(beam_search(model.decoder_runtime, trie, fused, 10)):
+    for query, beams in enumerate(beam_search(model.decoder, trie, fused, 10)):
         assert trie.ids(beams.lo).tolist() == golden.tensor("beam_codes")[query].tolist()
         np.testing.assert_allclose(beams.logprob, golden.tensor("beam_logprob")[query], atol=1e-3)
 
@@ -169,7 +170,7 @@ def check_parity(model: Genius, seed: int, size: Size, items: int) -> None:
     np.testing.assert_array_equal(codes, published.codes(published.fuse(candidates)))
     trie = Trie(codes)
     distinct = np.unique(codes.astype(np.int64), axis=0)
-    for query, beams in enumerate(beam_search(model.decoder_runtime, trie, fused, len(distinct))):
+    for query, beams in enumerate(beam_search(model.decoder, trie, fused, len(distinct))):
         scores = published.logprob(expected[query].expand(len(distinct), -1), torch.from_numpy(distinct)).numpy()
         np.testing.assert_allclose(beams.logprob, -np.sort(-scores), atol=1e-3)
         ranks = {tuple(code): score for code, score in zip(distinct.tolist(), scores, strict=True)}
@@ -219,7 +220,7 @@ def test_the_folder_keeps_every_digit_and_says_what_it_is_made_of(small: tuple[P
     assert model.fingerprint in card
     assert "rq_clip_large.pth" in card
     book = golden.weights("rq", only="residual_rq.layers.2", size=SMALL)
-    assert torch.equal(model.quantizer.codebooks[2], next(iter(book.values()))[0])
+    np.testing.assert_array_equal(model.quantizer.codebooks[2], next(iter(book.values()))[0])
 
 
 def test_without_the_quantizers_file_the_decoders_copy_is_used(small: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_half_precision_files_are_read(small: tuple[Path, Path, Path]) -> None:
         golden.write_checkpoint(file, halves)
     model = convert(out, rq, decoder)
     expected = golden.weights("rq", only="residual_rq.layers.1", size=SMALL)
-    assert torch.equal(model.quantizer.codebooks[1], next(iter(expected.values()))[0].half().float())
+    np.testing.assert_array_equal(model.quantizer.codebooks[1], next(iter(expected.values()))[0].half().float())
 
 
 def test_with_the_encoders_file_it_reads_words_and_images(small: tuple[Path, Path, Path], tmp_path: Path) -> None:

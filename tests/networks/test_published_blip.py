@@ -21,7 +21,7 @@ from genius.encoders.blip_network import BlipConfig
 from genius.errors import BadIndex, BadModel, GeniusError
 from genius.index.index import Index
 from genius.model.genius import Genius
-from genius.model.published import convert
+from genius.networks.published import convert
 
 
 def run(*arguments: object) -> int:

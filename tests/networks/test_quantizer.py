@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from genius.errors import GeniusError
-from genius.model.fusion import Fusion
-from genius.model.kmeans import kmeans
-from genius.model.quantizer import Codebook, Quantizer
+from genius.model.quantizer_runtime import code_report
+from genius.networks.fusion import Fusion
+from genius.networks.kmeans import kmeans
+from genius.networks.quantizer import Codebook, Quantizer
 
 seeds = st.integers(0, 10_000)
 
@@ -381,7 +382,7 @@ def test_dead_codes_are_revived(shared: bool) -> None:
         quantizer.train()
         for _ in range(100):
             quantizer(z, modality)
-        return quantizer.report(quantizer.encode(z, modality)).utilisation[1]
+        return code_report(quantizer.encode(z, modality).numpy(), quantizer.sizes).utilisation[1]
 
     assert used_after_training(0) < 0.2
     assert used_after_training(0.05) > 0.9
@@ -432,26 +433,7 @@ def test_revival_depends_on_seed_and_step_alone() -> None:
     assert not torch.equal(after[0], after[3])
 
 
-# --- report and bad input --------------------------------------------------------------------------------------------
-
-
-def test_report() -> None:
-    quantizer = Quantizer(4, codes_per_level=4, levels=2)
-    codes = torch.tensor([[0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 3, 0], [1, 3, 0], [1, 0, 3], [0, 3, 0], [1, 3, 2]])
-    report = quantizer.report(codes)
-    assert (report.items, report.distinct, report.collisions, report.largest_bucket) == (8, 5, 5, 3)
-    assert report.utilisation == pytest.approx((2 / 3, 2 / 4, 3 / 4))
-    assert report.perplexity[:2] == pytest.approx((2.0, 2.0))
-    shares = np.array([6, 1, 1]) / 8
-    assert report.perplexity[2] == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60))
-def test_report_counts_as_sets_do(ids: list[tuple[int, int, int]]) -> None:
-    report = Quantizer(4, codes_per_level=4, levels=2).report(torch.tensor(ids, dtype=torch.int32))
-    assert report.distinct == len(set(ids))
-    assert report.largest_bucket == max(ids.count(one) for one in ids)
-    assert report.collisions == sum(ids.count(one) > 1 for one in ids)
+# --- bad input --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -479,7 +461,5 @@ def test_wrong_shapes_and_codes_are_named() -> None:
         quantizer.decode(torch.tensor([[0, -1, 0, 0]]))
     with pytest.raises(GeniusError, match=r"shape \(1, 5\)"):
         quantizer.decode(torch.zeros(1, 5, dtype=torch.int64))
-    with pytest.raises(GeniusError, match=r"shape \(0, 4\)|got \(0, 4\)"):
-        quantizer.report(torch.zeros(0, 4, dtype=torch.int64))
     with pytest.raises(GeniusError, match="codebooks of shapes"):
         quantizer.set_codebooks(cast(list[Tensor], [torch.zeros(3, 8)]))

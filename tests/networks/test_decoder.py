@@ -5,13 +5,15 @@ import json
 from typing import Any
 
 import golden
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from genius.errors import BadModel
-from genius.model.decoder import Decoder, DecoderConfig, position_bucket
+from genius.model.decoder_config import DecoderConfig, position_buckets
+from genius.networks.decoder import Decoder
 
 T5_BLOCK = {  # our names -> the published ones; several are stacked into one matrix
     "self_norm": ["layer.0.layer_norm"],
@@ -131,7 +133,7 @@ def test_levels_after_the_decoder_levels_are_left_to_the_linear_head() -> None:
     z, codes = torch.randn(4, 8), some_codes(whole.config.sizes, 4)
     assert short.linear_head is not None
     for level, (all_layers, got) in enumerate(zip(whole.logits(z, codes), short.logits(z, codes), strict=True)):
-        expected = all_layers if level < 2 else z @ short.linear_head[short.rows(level)].T
+        expected = all_layers if level < 2 else z @ short.linear_head[short.config.rows(level)].T
         torch.testing.assert_close(got, expected)
 
 
@@ -142,8 +144,20 @@ def test_decoder_levels_need_a_linear_head_and_must_exist(levels: int, linear_he
 
 
 def test_position_buckets_are_t5s() -> None:
-    buckets = position_bucket(torch.tensor([0, 1, 15, 16, 18, 19, 31, 64, 127, 128, 1000]))
-    assert buckets.tolist() == [0, 1, 15, 16, 16, 17, 21, 26, 31, 31, 31]
+    distances = np.array([0, 1, 15, 16, 18, 19, 31, 64, 127, 128, 1000])
+    assert position_buckets(1001)[1000, 1000 - distances].tolist() == [
+        0,
+        1,
+        15,
+        16,
+        16,
+        17,
+        21,
+        26,
+        31,
+        31,
+        31,
+    ]
 
 
 def test_dropout_only_in_training() -> None:

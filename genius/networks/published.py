@@ -21,12 +21,14 @@ from genius.encoders.blip_network import BlipConfig, BlipNetwork
 from genius.encoders.openai_weights import some
 from genius.encoders.precomputed import PrecomputedEncoder
 from genius.errors import BadModel
-from genius.model import t5
-from genius.model.decoder import Decoder, DecoderConfig
+from genius.model.decoder_config import DecoderConfig
 from genius.model.encoder_only import encoder_only
-from genius.model.fusion import Fusion
 from genius.model.genius import Genius
-from genius.model.quantizer import MODALITIES, Quantizer
+from genius.model.quantizer_runtime import MODALITIES
+from genius.networks import t5
+from genius.networks.decoder import Decoder
+from genius.networks.fusion import Fusion
+from genius.networks.quantizer import Quantizer
 
 Tensors = dict[str, Tensor]
 
@@ -120,7 +122,8 @@ def _generative(files: Mapping[str, Path], tell: Callable[[str], None]) -> Geniu
         raise BadModel(
             f"{files['clip']} gives vectors of {encoder.dim} numbers, but the quantizer works on {quantizer.dim}."
         )
-    return Genius(encoder, fusion, quantizer, generator, dtype="float32", first_code="nearest")
+    parts = (fusion.runtime(), quantizer.runtime(), generator.runtime())
+    return Genius(encoder, *parts, dtype="float32", first_code="nearest")
 
 
 # Files

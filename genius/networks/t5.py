@@ -11,12 +11,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from genius.encoders.model_files import needs_extra
 from genius.errors import GeniusError
-from genius.model.decoder import SPECIALS, Decoder
+from genius.model.decoder_runtime import DecoderRuntime
 
 BLOCK = {  # our names -> T5's; where there are several, ours is their concatenation
     "self_norm": ("layer.0.layer_norm",),
@@ -74,7 +75,7 @@ LEVELS = (
 )
 
 
-def as_t5(decoder: Decoder, without_linear_head: bool = False) -> Any:
+def as_t5(decoder: DecoderRuntime, without_linear_head: bool = False) -> Any:
     """The decoder's blocks as a `T5ForConditionalGeneration` without encoder layers.
 
     `without_linear_head` leaves out the linear head of a decoder that has one. The result is then another model.
@@ -112,9 +113,9 @@ def as_t5(decoder: Decoder, without_linear_head: bool = False) -> Any:
     return t5.eval()
 
 
-def t5_weights(decoder: Decoder) -> dict[str, Tensor]:
+def t5_weights(decoder: DecoderRuntime) -> dict[str, Tensor]:
     """The decoder's weights by T5's names."""
-    state = decoder.state_dict()
+    state = {name: torch.from_numpy(value) for name, value in decoder.weights.items()}
     table = state["table"]
     weights = {
         "encoder.final_layer_norm.weight": state["prefix_norm.weight"],
@@ -133,17 +134,17 @@ def t5_weights(decoder: Decoder) -> dict[str, Tensor]:
     return weights
 
 
-def save_t5(decoder: Decoder, folder: str | os.PathLike[str]) -> None:
+def save_t5(decoder: DecoderRuntime, folder: str | os.PathLike[str]) -> None:
     """Write a folder for `T5ForConditionalGeneration.from_pretrained`, with the prefix network and a README.md."""
     t5, config, folder = as_t5(decoder), decoder.config, Path(folder)
     t5.save_pretrained(folder)
-    network = decoder.prefix_network.state_dict()
-    save_file({name: value.contiguous() for name, value in network.items()}, folder / "prefix_network.safetensors")
+    network = {f"0.{part}": decoder.weights[f"prefix_network.0.{part}"] for part in ("weight", "bias")}
+    save_file(network, folder / "prefix_network.safetensors")
     about = {
         "dim": config.dim,
         "prefix": config.prefix,
         "sizes": list(config.sizes),
-        "starts": [SPECIALS + sum(config.sizes[:level]) for level in range(len(config.sizes))],
+        "starts": config.row_bounds()[:-1].tolist(),
         "whole_vocabulary": config.whole_vocabulary,
     }
     (folder / "codes.json").write_text(json.dumps(about, indent=2) + "\n")
@@ -151,7 +152,7 @@ def save_t5(decoder: Decoder, folder: str | os.PathLike[str]) -> None:
         dim=config.dim,
         prefix=config.prefix,
         levels=len(config.sizes),
-        layers=f"torch.nn.{decoder.prefix_network[0]}",
+        layers=f"torch.nn.Linear({config.dim}, {config.prefix * config.d_model})",
         normalised=WHOLE if config.whole_vocabulary else LEVELS,
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import T5ForConditionalGeneration
 
 from genius.errors import GeniusError
-from genius.model.decoder import Decoder
-from genius.model.t5 import save_t5
-from tests.model.test_decoder import golden_decoder, tiny
+from genius.networks.decoder import Decoder
+from genius.networks.t5 import save_t5
+from tests.networks.test_decoder import golden_decoder, tiny
 
 
 def logits_of_the_folder(folder: Path, decoder: Decoder, z: Tensor, codes: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def logits_of_the_folder(folder: Path, decoder: Decoder, z: Tensor, codes: Tenso
 @torch.inference_mode()
 def test_a_saved_t5_gives_the_decoders_numbers(tmp_path: Path, shape: dict[str, Any]) -> None:
     decoder = tiny(**shape)
-    save_t5(decoder, tmp_path)
+    save_t5(decoder.runtime(), tmp_path)
     codes = torch.stack([torch.arange(4) % size for size in decoder.config.sizes], dim=1)
     z = torch.randn(4, 8)
     logits = logits_of_the_folder(tmp_path, decoder, z, codes)
@@ -51,7 +51,7 @@ def test_the_published_decoder_comes_back_as_the_published_t5(tmp_path: Path) ->
     import golden
 
     decoder = golden_decoder()
-    save_t5(decoder, tmp_path)
+    save_t5(decoder.runtime(), tmp_path)
     z, codes = golden.tensor("query_fused"), golden.tensor("beam_codes")[:, 0]
     logits = logits_of_the_folder(tmp_path, decoder, z, codes)
     tokens = codes + torch.tensor(json.loads((tmp_path / "codes.json").read_text())["starts"])
@@ -62,7 +62,7 @@ def test_the_published_decoder_comes_back_as_the_published_t5(tmp_path: Path) ->
 @pytest.mark.parametrize("shape", [{}, {"whole_vocabulary": True}], ids=str)
 def test_the_code_in_the_folders_readme_runs(tmp_path: Path, shape: dict[str, Any]) -> None:
     decoder = tiny(**shape)
-    save_t5(decoder, tmp_path)
+    save_t5(decoder.runtime(), tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), re.S)
     names: dict[str, Any] = {"FOLDER": str(tmp_path)}
     with torch.inference_mode():
@@ -74,5 +74,5 @@ def test_the_code_in_the_folders_readme_runs(tmp_path: Path, shape: dict[str, An
 @pytest.mark.parametrize("shape", [{"linear_head": True}, {"linear_head": True, "decoder_levels": 2}], ids=str)
 def test_what_t5_cannot_express_is_refused(tmp_path: Path, shape: dict[str, Any]) -> None:
     with pytest.raises(GeniusError, match="linear head"):
-        save_t5(tiny(**shape), tmp_path / "out")
+        save_t5(tiny(**shape).runtime(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from genius.errors import GeniusError
-from genius.model.fusion import Fusion
+from genius.networks.fusion import Fusion
 
 
 def _trained(dim: int = 6, hidden: int = 5, seed: int = 0) -> Fusion:

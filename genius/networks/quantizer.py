@@ -4,17 +4,16 @@ The first code is the modality (0 image, 1 text, 2 image-text); the semantic lev
 Codebooks start from k-means and follow the data by exponential moving averages (EMA); dead codes are revived.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
-from genius.model.kmeans import ROWS, kmeans, nearest, nearest_in_block, sums_by_code
-from genius.runtime.torch_threads import over_blocks
+from genius.model.quantizer_runtime import MODALITIES, QuantizerRuntime
+from genius.networks.kmeans import ROWS, kmeans, nearest, nearest_in_block, sums_by_code
+from genius.networks.threads import over_blocks
 
-MODALITIES = 3
 EPSILON = 1e-5  # Laplace smoothing of the EMA counts
 
 
@@ -24,18 +23,6 @@ class Quantized(NamedTuple):
     vectors: Tensor  # (n, d) sums of code vectors, with straight-through gradient
     codes: Tensor  # (n, levels + 1) int64
     loss: Tensor  # Eq. 7
-
-
-@dataclass(frozen=True)
-class CodeReport:
-    """How well a collection uses the codes. Values per level start with the modality level."""
-
-    items: int
-    distinct: int  # different IDs
-    collisions: int  # items that share their ID with another item
-    largest_bucket: int  # items that share the most common ID
-    utilisation: tuple[float, ...]  # fraction of the level's codes in use
-    perplexity: tuple[float, ...]  # exp(entropy) of the level's codes
 
 
 class Codebook(nn.Module):
@@ -159,6 +146,11 @@ class Quantizer(nn.Module):
         for book, codes in zip(self.books, codebooks, strict=True):
             cast(Codebook, book).restart(codes)
         self.updates.zero_()
+
+    def runtime(self) -> QuantizerRuntime:
+        """The quantizer for indexing and search, with a copy of the codebooks."""
+        books = [codes.detach().cpu().float().numpy().copy() for codes in self.own_codebooks]
+        return QuantizerRuntime(books, self.levels, self.shared)
 
     # Codes
 
@@ -346,28 +338,7 @@ class Quantizer(nn.Module):
             residual = residual - codes[assigned]
         return count, total
 
-    # Report and checks
-
-    def report(self, codes: Tensor) -> CodeReport:
-        """Statistics of the codes (n, levels + 1) of a collection."""
-        codes = self._checked_codes(codes)
-        if len(codes) == 0 or codes.shape[1] != len(self.sizes):
-            raise GeniusError(
-                f"A report needs codes of shape (n, {len(self.sizes)}), n > 0, but got {tuple(codes.shape)}."
-            )
-        bucket = codes.new_zeros(len(codes))
-        for level, size in enumerate(self.sizes):  # number the prefixes level by level; cheaper than sorting whole rows
-            _, bucket = torch.unique(bucket * size + codes[:, level], return_inverse=True)
-        sharing = torch.bincount(bucket)
-        used = [torch.bincount(codes[:, level], minlength=size) for level, size in enumerate(self.sizes)]
-        return CodeReport(
-            items=len(codes),
-            distinct=len(sharing),
-            collisions=int(sharing[sharing > 1].sum()),
-            largest_bucket=int(sharing.max()),
-            utilisation=tuple(float((count > 0).double().mean()) for count in used),
-            perplexity=tuple(_perplexity(count) for count in used),
-        )
+    # Checks
 
     def _checked(self, z: Tensor) -> Tensor:
         if z.ndim != 2 or z.shape[1] != self.dim:
@@ -416,8 +387,3 @@ def _take(beams: Tensor, which: Tensor) -> Tensor:
     """beams: (n, b, x), which: (n, c) -> (n, c, x): the chosen beams of each row."""
     first = torch.arange(len(beams), device=beams.device)[:, None] * beams.shape[1]
     return beams.flatten(0, 1)[first + which]
-
-
-def _perplexity(count: Tensor) -> float:
-    share = count[count > 0].double() / count.sum()
-    return float(torch.exp(-(share * share.log()).sum()))

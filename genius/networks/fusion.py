@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius.errors import GeniusError
+from genius.model.fusion_runtime import FusionRuntime, check_shapes
+from genius.networks.arrays import arrays
 
 
 class Fusion(nn.Module):
@@ -51,15 +52,14 @@ class Fusion(nn.Module):
         Raises:
             GeniusError: The shapes differ, or are not (n, dim).
         """
-        if image.ndim != 2 or image.shape != text.shape or image.shape[1] != self.dim:
-            raise GeniusError(
-                f"Fusion needs image and text vectors of the same shape (n, {self.dim}), but got {tuple(image.shape)} "
-                f"and {tuple(text.shape)}. Use vectors of the encoder this model was trained with; "
-                f"a missing modality is a row of zeros."
-            )
+        check_shapes(image.shape, text.shape, self.dim)
         hidden_text = self.dropout(F.relu(self.text_projection_layer(text)))
         hidden_image = self.dropout(F.relu(self.image_projection_layer(image)))
         joint = torch.cat([hidden_text, hidden_image], dim=1)
         weight = torch.sigmoid(self.dynamic_scalar(joint))  # lambda, (n, 1)
         mixed = self.output_layer(self.dropout(F.relu(self.combiner_layer(joint))))  # MLP([y; x])
         return F.normalize(mixed + weight * text + (1 - weight) * image, dim=1)
+
+    def runtime(self) -> FusionRuntime:
+        """The fusion for indexing and search, with a copy of the weights."""
+        return FusionRuntime(arrays(self))

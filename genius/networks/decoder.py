@@ -2,91 +2,21 @@
 
 A T5 decoder (RMS norm, relative position bias, no biases, unscaled dot products, ReLU feed-forward) that attends to
 `prefix` embeddings made from the query vector (Eq. 9). This module scores whole IDs by teacher forcing, as training
-needs it; `decoder_runtime` decodes level by level.
+needs it; `genius.model.decoder_runtime` decodes level by level.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from genius.errors import BadModel
-
-SPECIALS = 3  # table rows before the first code: 0 pad (also the start of every ID), 1 end, 2 unknown, as in T5
-POSITION_BUCKETS = 32
-POSITION_MAX_DISTANCE = 128
-
-FIELD_OF_KEY = {key: key for key in ("dim", "sizes", "d_model", "layers", "heads", "d_kv", "d_ff", "prefix")}
-FIELD_OF_KEY |= {"prefix_hidden": "", "dropout": "dropout", "tied": "", "whole_vocabulary": "whole_vocabulary"}
-FIELD_OF_KEY |= {"skip": "linear_head", "written": "decoder_levels"}
-"""Keys of a stored configuration -> fields. Keys and their order are part of every model's fingerprint."""
-FIXED_KEYS = {"prefix_hidden": 0, "tied": True}
-"""Stored keys of former options, with the only value that is supported."""
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Shape of a decoder. The defaults are the paper's (T5-small).
-
-    Attributes:
-        whole_vocabulary: Normalise log-probabilities over the codes of all levels, as the published model does, instead
-            of over the level's own codes.
-        linear_head: Add a linear map from the query vector to the logits of all codes. Not in the paper.
-        decoder_levels: Number of first levels that the blocks and the linear head score together; the linear head alone
-            scores the others. 0: the blocks score all levels, as in the paper.
-    """
-
-    dim: int  # of the query vectors
-    sizes: tuple[int, ...]  # number of codes of each level, the modality level first
-    d_model: int = 512
-    layers: int = 6
-    heads: int = 8
-    d_kv: int = 64
-    d_ff: int = 2048
-    prefix: int = 30  # number of prefix embeddings, N in Eq. 9
-    dropout: float = 0.1
-    whole_vocabulary: bool = False
-    linear_head: bool = False
-    decoder_levels: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
-        for name in ("dim", "d_model", "layers", "heads", "d_kv", "d_ff", "prefix"):
-            if getattr(self, name) < 1:
-                raise BadModel(f"The decoder's {name} is {getattr(self, name)}; it must be at least 1.")
-        if not 0 <= self.dropout < 0.99:
-            raise BadModel(f"The decoder's dropout is {self.dropout}; it must be at least 0 and below 0.99.")
-        if not self.sizes or min(self.sizes) < 1:
-            raise BadModel(f"The decoder's sizes are {self.sizes}; every level needs at least one code.")
-        if not 0 <= self.decoder_levels <= len(self.sizes):
-            raise BadModel(f"decoder_levels is {self.decoder_levels}, but the decoder has {len(self.sizes)} levels.")
-        if self.decoder_levels and (self.whole_vocabulary or not self.linear_head):
-            raise BadModel("decoder_levels needs linear_head = true and whole_vocabulary = false; set it to 0.")
-
-    @property
-    def vocabulary(self) -> int:
-        """Rows of the embedding table: special tokens and the codes of all levels."""
-        return SPECIALS + sum(self.sizes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The stored form: `FIELD_OF_KEY` keys in their fixed order."""
-        values = asdict(self)
-        return {key: values[field] if field else FIXED_KEYS[key] for key, field in FIELD_OF_KEY.items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "DecoderConfig":
-        """Read the stored form."""
-        unknown = set(values) - set(FIELD_OF_KEY)
-        if unknown:
-            raise BadModel(f"The decoder's configuration has keys this version does not know: {sorted(unknown)}.")
-        for key, only in FIXED_KEYS.items():
-            if values.get(key, only) != only:
-                raise BadModel(f"The decoder's configuration has {key} = {values[key]}; only {only} is supported.")
-        return cls(**{FIELD_OF_KEY[key]: value for key, value in values.items() if key not in FIXED_KEYS})
+from genius.model.decoder_config import POSITION_BUCKETS, SPECIALS, DecoderConfig, position_buckets
+from genius.model.decoder_runtime import DecoderRuntime
+from genius.networks.arrays import arrays
 
 
 class RMSNorm(nn.Module):
@@ -182,7 +112,7 @@ class Decoder(nn.Module):
         self.final_norm = RMSNorm(config.d_model)
         self.linear_head = nn.Parameter(torch.zeros(config.vocabulary, config.dim)) if config.linear_head else None
         self.decoder_levels = config.decoder_levels or len(config.sizes)
-        starts = torch.tensor((SPECIALS, *config.sizes)).cumsum(0)[:-1]
+        starts = torch.from_numpy(config.row_bounds()[:-1])
         self.register_buffer("starts", starts, persistent=False)  # (levels,) table row of each level's code 0
         self.starts: Tensor
 
@@ -228,10 +158,13 @@ class Decoder(nn.Module):
         hidden = self.hidden(z, codes)
         levels = range(hidden.shape[1])
         if self.linear_head is None:
-            return [self.table_logits(hidden[:, level], self.rows(level)) for level in levels]
+            return [self.table_logits(hidden[:, level], self.config.rows(level)) for level in levels]
         linear = F.linear(z, self.linear_head)  # (n, vocabulary)
-        both = [self.table_logits(hidden[:, level], self.rows(level)) + linear[:, self.rows(level)] for level in levels]
-        return both + [linear[:, self.rows(level)] for level in range(len(both), codes.shape[1])]
+        both = [
+            self.table_logits(hidden[:, level], self.config.rows(level)) + linear[:, self.config.rows(level)]
+            for level in levels
+        ]
+        return both + [linear[:, self.config.rows(level)] for level in range(len(both), codes.shape[1])]
 
     def table_logits(self, hidden: Tensor, rows: slice = slice(None)) -> Tensor:
         """hidden: (..., d_model) -> (..., number of table rows)."""
@@ -257,26 +190,16 @@ class Decoder(nn.Module):
         """Normed prefix embeddings, the input of cross-attention: (n, dim) -> (n, N, d_model)."""
         return self.drop(self.prefix_norm(self.prefix_embeddings(z)))
 
-    def rows(self, level: int) -> slice:
-        """Table rows of a level's codes."""
-        start = SPECIALS + sum(self.config.sizes[:level])
-        return slice(start, start + self.config.sizes[level])
-
     def causal_bias(self, length: int) -> Tensor:
         """Relative position bias, (heads, length, length), -inf for later positions; shared by all blocks, as in T5."""
-        position = torch.arange(length, device=self.table.device)
-        distance = position[:, None] - position[None, :]
-        bias = F.embedding(position_bucket(distance.clamp(min=0)), self.position_bias).permute(2, 0, 1)
-        return bias.masked_fill(distance < 0, -math.inf)
+        buckets = torch.from_numpy(position_buckets(length)).to(self.table.device)
+        later = torch.ones(length, length, dtype=torch.bool, device=self.table.device).triu(1)
+        return F.embedding(buckets, self.position_bias).permute(2, 0, 1).masked_fill(later, -math.inf)
+
+    def runtime(self, int8: bool = False) -> DecoderRuntime:
+        """The decoder for search, with a copy of the weights. int8: see `DecoderRuntime`."""
+        return DecoderRuntime(self.config, arrays(self), int8)
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout, in training mode only."""
         return F.dropout(x, self.config.dropout, self.training)
-
-
-def position_bucket(distance: Tensor) -> Tensor:
-    """T5's buckets of backward distances: one each for the first half, then logarithmic up to the maximum."""
-    exact = POSITION_BUCKETS // 2
-    growth = torch.log(distance.clamp(min=1) / exact) / math.log(POSITION_MAX_DISTANCE / exact)
-    far = exact + (growth * (POSITION_BUCKETS - exact)).long()
-    return torch.where(distance < exact, distance, far.clamp(max=POSITION_BUCKETS - 1))
