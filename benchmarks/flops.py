@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from genius.model.decoder_config import DecoderConfig
-from genius.runtime.onnx_graph import Graph, session
+from genius.runtime.onnx_graph import Graph
 from genius.runtime.threads import set_thread_count
 
 Shape = tuple[int, int, int]
@@ -121,7 +121,7 @@ def product_seconds(shape: Shape, threads: int) -> float:
     out, given = torch.empty(rows, columns), {"x": x.numpy()}
     graph = Graph()
     graph.node("MatMul", "x", graph.constant(weight.numpy()), output="y")
-    packed = session(graph.model({"x": (np.float32, shape[:2])}, {"y": (rows, columns)}), threads)
+    packed = graph.model({"x": (np.float32, shape[:2])}, {"y": (rows, columns)}).session(threads)
     by_torch = best_seconds(lambda: torch.mm(x, weight, out=out))
     return min(by_torch, best_seconds(lambda: packed.run(None, given)))
 

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from genius.encoders import efficientnet, minilm
 from genius.encoders.backbone_files import BackboneWeights
-from genius.runtime.onnx_graph import Graph, session
+from genius.runtime.onnx_graph import Graph
 
 EPSILON = 1e-3  # of EfficientNet-Lite's batch norms
 CONVOLUTIONS = {  # name in a block: its batch norm
@@ -111,7 +111,7 @@ def largest_inputs(texts: list[str]) -> Arrays:
     """The largest absolute input of each channel of MiniLM's linear layers over some texts, float16."""
     g = RecordingGraph()
     minilm.write_states(g, BackboneWeights(minilm.WEIGHTS))
-    network = session(g.model(minilm.IDS, {name: [None, None] for name in g.linear_inputs}), threads=1)
+    network = g.model(minilm.IDS, {name: [None, None] for name in g.linear_inputs}).session(threads=1)
     names = [f"layers.{layer}.{part}.largest" for layer in range(minilm.LAYERS) for part in LINEAR]
     largest: Arrays = {}
     for ids in minilm.WordPieces().tokenize(texts):

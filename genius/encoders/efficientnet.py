@@ -12,7 +12,7 @@ from onnx import TensorProto
 from PIL import Image
 
 from genius.encoders.backbone_files import FOLDER, BackboneWeights
-from genius.runtime.onnx_graph import Graph, Inputs, Shape, session
+from genius.runtime.onnx_graph import Graph, Inputs, Shape
 
 WEIGHTS = FOLDER / "efficientnet_lite2.safetensors"
 SIZE = 224
@@ -81,7 +81,7 @@ class EfficientNetLite2:
         for name, feature in zip(Features._fields, names, strict=True):
             g.node("Identity", feature, output=name)
         shapes: dict[str, Shape] = {"map": ["n", CHANNELS, GRID], "pooled": ["n", POOLED], "logits": ["n", CLASSES]}
-        self.session = session(g.model(PIXELS, shapes), threads)
+        self.session = g.model(PIXELS, shapes).session(threads)
 
     def features(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """pixels: (n, 224, 224, 3) uint8 -> map (n, 352, 49), pooled (n, 1280), logits (n, 1000), float32."""

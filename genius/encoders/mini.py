@@ -20,7 +20,7 @@ from genius.encoders.efficientnet import to_pixels, write_features
 from genius.encoders.mini_heads import HeadsConfig, Weights, head_shapes, write_image_head, write_text_head
 from genius.encoders.minilm import WordPieces, write_states
 from genius.errors import BadModel
-from genius.runtime.onnx_graph import Graph, session
+from genius.runtime.onnx_graph import Graph, Model
 from genius.runtime.progress import show_progress
 from genius.runtime.threads import over_blocks, thread_count
 
@@ -72,12 +72,12 @@ class MiniEncoder:
 
     @cached_property
     def _image_session(self) -> onnxruntime.InferenceSession:
-        return session(image_graph(self.heads, self.dim), self.threads)
+        return image_model(self.heads, self.dim).session(self.threads)
 
     @cached_property
     def _text_session(self) -> onnxruntime.InferenceSession:
         # One thread: batches run side by side, and the threads within one would wait for each other at each operator.
-        return session(text_graph(self.heads, self.dim, self.int8), threads=1)
+        return text_model(self.heads, self.dim, self.int8).session(threads=1)
 
     @cached_property
     def _words(self) -> WordPieces:
@@ -120,7 +120,7 @@ class MiniEncoder:
         return out
 
 
-def text_graph(heads: Weights, dim: int, int8: bool) -> bytes:
+def text_model(heads: Weights, dim: int, int8: bool) -> Model:
     """The ONNX model of the text network: ids (n, tokens) int64 -> vectors (n, dim)."""
     g = Graph()
     states = write_states(g, BackboneWeights(minilm.WEIGHTS), int8)
@@ -128,7 +128,7 @@ def text_graph(heads: Weights, dim: int, int8: bool) -> bytes:
     return g.model(minilm.IDS, {"vectors": ["n", dim]})
 
 
-def image_graph(heads: Weights, dim: int) -> bytes:
+def image_model(heads: Weights, dim: int) -> Model:
     """The ONNX model of the image network: pixels (n, 224, 224, 3) uint8 -> vectors (n, dim)."""
     g = Graph()
     features = write_features(g, BackboneWeights(efficientnet.WEIGHTS))

@@ -15,7 +15,7 @@ from genius.encoders.backbone_files import FOLDER, BackboneWeights, damaged
 from genius.encoders.base import equal_length_batches
 from genius.encoders.model_files import reason
 from genius.runtime.int8 import InputRange, linear_layers
-from genius.runtime.onnx_graph import Graph, Inputs, session
+from genius.runtime.onnx_graph import Graph, Inputs
 from genius.runtime.threads import over_blocks
 
 WEIGHTS = FOLDER / "minilm.safetensors"
@@ -133,7 +133,7 @@ class MiniLM:
         self.words = WordPieces()
         g = Graph()
         g.node("Identity", write_states(g, BackboneWeights(WEIGHTS)), output="states")
-        self.session = session(g.model(IDS, {"states": ["n", "tokens", WIDTH]}), threads=1)
+        self.session = g.model(IDS, {"states": ["n", "tokens", WIDTH]}).session(threads=1)
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """As `WordPieces.tokenize`."""

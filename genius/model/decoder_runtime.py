@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from genius.model.decoder_config import DecoderConfig
 from genius.model.decoder_graph import DecoderGraph, Floats, Weights
-from genius.runtime.onnx_graph import Graph, Inputs, Shape, session
+from genius.runtime.onnx_graph import Graph, Inputs, Shape
 from genius.runtime.threads import thread_count
 
 Ints = NDArray[np.int64]
@@ -174,7 +174,7 @@ class DecoderRuntime:
         shapes |= {"linear_logits": ["q", 1, None], "linear_log_probs": ["q", None]}
         shapes |= self._graph.prefix_shapes
         shapes |= self._graph.seen_shapes("m", "r")
-        return session(g.model(inputs, shapes), self.threads)
+        return g.model(inputs, shapes).session(self.threads)
 
     @cached_property
     def _next_session(self) -> onnxruntime.InferenceSession:
@@ -190,7 +190,7 @@ class DecoderRuntime:
         inputs |= {name: (np.float32, shape) for name, shape in given.items()}
         shapes: dict[str, Shape] = {"hidden": ["m", "w", "q", c.d_model]}
         shapes |= {f"new_{name}": shape for name, shape in self._graph.seen_shapes("t", "r").items()}
-        return session(g.model(inputs, shapes), self.threads)
+        return g.model(inputs, shapes).session(self.threads)
 
     def _level_session(self, level: int) -> onnxruntime.InferenceSession:
         """One level: hidden (q, w, d_model) -> log-probabilities of the level's codes (q, w, sizes[level])."""
@@ -212,7 +212,7 @@ class DecoderRuntime:
                 rows = self.config.rows(level)
                 g.slice(x, rows.start, rows.stop, axis=2, output="log_probs")
             shapes: dict[str, Shape] = {"log_probs": ["q", "w", c.sizes[level]]}
-            self._level_sessions[level] = session(g.model(inputs, shapes), self.threads)
+            self._level_sessions[level] = g.model(inputs, shapes).session(self.threads)
         return self._level_sessions[level]
 
 

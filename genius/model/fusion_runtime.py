@@ -8,7 +8,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.runtime.onnx_graph import Graph, Shape, session
+from genius.runtime.onnx_graph import Graph, Model, Shape
 from genius.runtime.threads import over_blocks
 
 Floats = NDArray[np.float32]
@@ -51,9 +51,9 @@ class FusionRuntime:
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        return session(self.graph(), threads=1)
+        return self.model().session(threads=1)
 
-    def graph(self) -> bytes:
+    def model(self) -> Model:
         """The ONNX model: image, text (n, dim) -> fused (n, dim)."""
         g = Graph()
         text = g.node("Relu", self._linear(g, "text", "text_projection_layer"))

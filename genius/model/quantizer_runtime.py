@@ -8,7 +8,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.runtime.onnx_graph import Graph, session
+from genius.runtime.onnx_graph import Graph
 from genius.runtime.threads import over_blocks
 
 MODALITIES = 3
@@ -219,4 +219,4 @@ def _score_session(codes: Floats, squares: Floats) -> onnxruntime.InferenceSessi
     g = Graph()
     g.node("Gemm", "vectors", g.constant(codes), g.constant(squares), transB=1, alpha=-2.0, output="scores")
     model = g.model({"vectors": (np.float32, ["n", codes.shape[1]])}, {"scores": ["n", len(codes)]})
-    return session(model, threads=1)
+    return model.session(threads=1)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from genius.encoders.base import Encoder
 from genius.encoders.clip import ClipEncoder, pooled
-from genius.encoders.mini import MiniEncoder, image_graph, text_graph
+from genius.encoders.mini import MiniEncoder, image_model, text_model
 from genius.encoders.sentence import SentenceEncoder
 from genius.errors import GeniusError
 from genius.model.decoder_graph import DecoderGraph
@@ -42,7 +42,7 @@ Files = dict[str, bytes]
 
 def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
     """Write the files of a model; returns the names of the networks, in the order in which a search runs them."""
-    files = encoder_files(model.encoder) | {"fusion": model.fusion.graph()} | decoder_files(model.decoder)
+    files = encoder_files(model.encoder) | {"fusion": model.fusion.model().to_bytes()} | decoder_files(model.decoder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -133,7 +133,7 @@ def _open_file(decoder: DecoderGraph) -> bytes:
     outputs |= {"linear_logits": ["q", 1, c.vocabulary]} if c.linear_head else {}
     codes = sum(c.sizes[c.levels_of_blocks :])
     outputs |= {"linear_log_probs": ["q", codes]} if codes else {}
-    return g.model({"z": (np.float32, ["q", c.dim])}, outputs)
+    return g.model({"z": (np.float32, ["q", c.dim])}, outputs).to_bytes()
 
 
 def _step_file(decoder: DecoderGraph) -> bytes:
@@ -167,7 +167,7 @@ def _step_file(decoder: DecoderGraph) -> bytes:
     inputs |= {"linear_logits": (np.float32, ["q", 1, c.vocabulary])} if c.linear_head else {}
     outputs: dict[str, Shape] = {"log_probs": ["q", "w", None]}
     outputs |= {f"new_{name}": shape for name, shape in decoder.seen_shapes("t", "r").items()}
-    return g.model(inputs, outputs)
+    return g.model(inputs, outputs).to_bytes()
 
 
 def _write_scores(g: Graph, decoder: DecoderGraph, start: str, stop: str) -> None:
@@ -242,8 +242,8 @@ def _sentence_files(encoder: SentenceEncoder) -> Files:
 def _mini_files(encoder: MiniEncoder) -> Files:
     """Backbones and heads in one file each; the texts of a batch have the same number of tokens."""
     return {
-        "encoder_image": image_graph(encoder.heads, encoder.dim),
-        "encoder_text": text_graph(encoder.heads, encoder.dim, int8=False),
+        "encoder_image": image_model(encoder.heads, encoder.dim).to_bytes(),
+        "encoder_text": text_model(encoder.heads, encoder.dim, int8=False).to_bytes(),
     }
 
 

@@ -1,14 +1,16 @@
 """Builds ONNX graphs and runs them with ONNX Runtime, which is faster than torch on a CPU."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 Shape = Sequence[int | str | None]
 Inputs = dict[str, tuple[Any, Shape]]
+LARGE = 1024  # bytes; larger weights are handed to a session as they are, not copied into its model
 
 
 class Graph:
@@ -16,12 +18,12 @@ class Graph:
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
-        self.weights: list[Any] = []
+        self.weights: dict[str, np.ndarray] = {}
 
     def constant(self, value: Any) -> str:
         """A weight or constant."""
         name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        self.weights[name] = np.asarray(value, order="C")
         return name
 
     def node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
@@ -60,27 +62,56 @@ class Graph:
         doubled = self.node("Mul", x, self.node("Add", share, self.constant(np.float32(1))))
         return self.node("Mul", doubled, self.constant(np.float32(0.5)))
 
-    def model(self, inputs: Inputs, outputs: Mapping[str, Shape]) -> bytes:
-        """The serialised ONNX model. inputs: numpy type and shape by name; outputs: shape by name, all float32."""
+    def model(self, inputs: Inputs, outputs: Mapping[str, Shape]) -> "Model":
+        """The finished model. inputs: numpy type and shape by name; outputs: shape by name, all float32."""
+        return Model(self.nodes, self.weights, inputs, outputs)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph with its inputs and outputs (see `Graph.model`)."""
+
+    nodes: list[Any]
+    weights: dict[str, np.ndarray]
+    inputs: Inputs
+    outputs: Mapping[str, Shape]
+
+    def to_bytes(self) -> bytes:
+        """The content of an ONNX file."""
+        return self._serialised([numpy_helper.from_array(value, name) for name, value in self.weights.items()])
+
+    def session(self, threads: int) -> onnxruntime.InferenceSession:
+        """An inference session. Its idle threads sleep: spinning ones would take cores from the other sessions."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        large = {name: value for name, value in self.weights.items() if value.nbytes > LARGE}
+        small = [numpy_helper.from_array(value, name) for name, value in self.weights.items() if name not in large]
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in large.values()]
+        options.add_external_initializers(list(large), values)
+        model = self._serialised(small + [_external(name, value) for name, value in large.items()])
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def _serialised(self, weights: list[Any]) -> bytes:
         graph = helper.make_graph(
             self.nodes,
             "genius",
-            [_value(name, dtype, shape) for name, (dtype, shape) in inputs.items()],
-            [_value(name, np.float32, shape) for name, shape in outputs.items()],
-            self.weights,
+            [_value(name, dtype, shape) for name, (dtype, shape) in self.inputs.items()],
+            [_value(name, np.float32, shape) for name, shape in self.outputs.items()],
+            weights,
         )
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
         return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
+def _external(name: str, value: np.ndarray) -> Any:
+    """A weight whose values are not in the model."""
+    tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(value.dtype), dims=value.shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="given to the session")
+    return tensor
+
+
 def _value(name: str, dtype: Any, shape: Shape) -> Any:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), list(shape))
-
-
-def session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
-    """An inference session. Its idle threads sleep: spinning ones would take cores from the other sessions."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

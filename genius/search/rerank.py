@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from numpy.typing import ArrayLike, NDArray
 
-from genius.runtime.onnx_graph import Graph, session
+from genius.runtime.onnx_graph import Graph
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -37,7 +37,7 @@ def _to_float32() -> onnxruntime.InferenceSession:
     """Converts float16 vectors (n, d), ten times as fast as numpy does."""
     graph = Graph()
     graph.node("Cast", "half", to=onnx.TensorProto.FLOAT, output="single")
-    return session(graph.model({"half": (np.float16, ["n", "d"])}, {"single": ["n", "d"]}), threads=1)
+    return graph.model({"half": (np.float16, ["n", "d"])}, {"single": ["n", "d"]}).session(threads=1)
 
 
 def by_codes(query: ArrayLike, codes: ArrayLike, vectors: "CodeVectors") -> Floats:

@@ -21,7 +21,7 @@ from genius.encoders.minilm import MiniLM
 from genius.errors import BadModel
 from genius.model.genius import Genius
 from genius.networks.heads import Heads, encode_states, padded
-from genius.runtime.onnx_graph import Graph, session
+from genius.runtime.onnx_graph import Graph
 
 WORDS = [
     "cat",
@@ -144,14 +144,14 @@ def test_every_part_of_the_heads_is_in_the_graphs(config: HeadsConfig) -> None:
     g = Graph()
     g.node("Identity", write_text_head(g, "states", weights), output="vectors")
     model = g.model({"states": (np.float32, ["n", "tokens", 384])}, {"vectors": ["n", config.dim]})
-    (text,) = session(model, 1).run(None, {"states": states.numpy()})
+    (text,) = model.session(threads=1).run(None, {"states": states.numpy()})
     expected = heads.encode_text(states, None).numpy()
     np.testing.assert_allclose(text, expected, atol=1e-5 * np.abs(expected).max())
     g = Graph()
     g.node("Identity", write_image_head(g, Features("map", "pooled", "logits"), weights), output="vectors")
     shapes = {"map": ["n", 352, 49], "pooled": ["n", 1280], "logits": ["n", 1000]}
     model = g.model({name: (np.float32, shape) for name, shape in shapes.items()}, {"vectors": ["n", config.dim]})
-    (image,) = session(model, 1).run(None, {n: f.numpy() for n, f in zip(shapes, features, strict=True)})
+    (image,) = model.session(threads=1).run(None, {n: f.numpy() for n, f in zip(shapes, features, strict=True)})
     expected = heads.encode_image(*features).numpy()
     np.testing.assert_allclose(image, expected, atol=1e-5 * np.abs(expected).max())
 

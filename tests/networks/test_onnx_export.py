@@ -74,7 +74,7 @@ def test_fusion_file(tmp_path: Path) -> None:
         parameter.normal_()
     image, text = torch.randn(5, 8), torch.randn(5, 8)
     image[1], text[2] = 0, 0
-    files = written(tmp_path, {"fusion": fusion.runtime().graph()})
+    files = written(tmp_path, {"fusion": fusion.runtime().model().to_bytes()})
     got = run(files["fusion"], {"image": image.numpy(), "text": text.numpy()})["fused"]
     np.testing.assert_allclose(got, fusion(image, text).numpy(), atol=1e-6)
 

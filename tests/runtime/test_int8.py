@@ -16,7 +16,7 @@ from genius.runtime.int8 import (
     quantized,
     quantized_relu,
 )
-from genius.runtime.onnx_graph import Graph, session
+from genius.runtime.onnx_graph import Graph
 
 
 def in_bytes(x: NDArray[np.float32], weight: NDArray[np.float32], positive: bool = False) -> NDArray[np.float32]:
@@ -25,7 +25,7 @@ def in_bytes(x: NDArray[np.float32], weight: NDArray[np.float32], positive: bool
     rows = (quantized_relu if positive else quantized)(graph, "x")
     graph.node("Mul", int8_product(graph, rows, weight), rows.scale, output="y")
     model = graph.model({"x": (np.float32, ["rows", x.shape[1]])}, {"y": ["rows", len(weight)]})
-    (y,) = session(model, threads=1).run(None, {"x": x})
+    (y,) = model.session(threads=1).run(None, {"x": x})
     return y
 
 
@@ -71,7 +71,7 @@ def layer_outputs(x: NDArray[np.float32], layers: list[Layer], int8: InputRange 
         graph.node("Identity", y, output=f"y{number}")
     shapes = {f"y{number}": ["rows", len(bias)] for number, (_, bias) in enumerate(layers)}
     model = graph.model({"x": (np.float32, ["rows", x.shape[1]])}, shapes)
-    return session(model, threads=1).run(None, {"x": x})
+    return model.session(threads=1).run(None, {"x": x})
 
 
 @pytest.mark.parametrize("lowest", [None, -0.17])
