@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import onnxruntime
@@ -37,7 +38,15 @@ class CodebookRuntime:
         self.codes = codes  # (K, d)
         self.squares: Floats = np.square(codes).sum(axis=1)
         self._longest = float(np.sqrt(self.squares.max()))
-        self._session = _score_session(codes, self.squares)
+
+    @cached_property
+    def _session(self) -> onnxruntime.InferenceSession:
+        """Made when it is first needed: searching assigns no codes."""
+        g = Graph()
+        codes, squares = g.constant(self.codes), g.constant(self.squares)
+        g.node("Gemm", "vectors", codes, squares, transB=1, alpha=-2.0, output="scores")
+        size, dim = self.codes.shape
+        return g.model({"vectors": (np.float32, ["n", dim])}, {"scores": ["n", size]}).session(threads=1)
 
     def scores(self, vectors: Floats) -> Floats:
         """|e|^2 - 2 r.e of each vector r (n, d) and code e -> (n, K)."""
@@ -213,10 +222,3 @@ def code_report(codes: NDArray[np.integer], sizes: Sequence[int]) -> CodeReport:
 def _perplexity(count: Ints) -> float:
     share = count[count > 0] / count.sum()
     return float(np.exp(-(share * np.log(share)).sum()))
-
-
-def _score_session(codes: Floats, squares: Floats) -> onnxruntime.InferenceSession:
-    g = Graph()
-    g.node("Gemm", "vectors", g.constant(codes), g.constant(squares), transB=1, alpha=-2.0, output="scores")
-    model = g.model({"vectors": (np.float32, ["n", codes.shape[1]])}, {"scores": ["n", len(codes)]})
-    return model.session(threads=1)

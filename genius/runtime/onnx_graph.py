@@ -86,6 +86,7 @@ class Model:
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # takes less memory
         large = {name: value for name, value in self.weights.items() if value.nbytes > LARGE}
         small = [numpy_helper.from_array(value, name) for name, value in self.weights.items() if name not in large]
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in large.values()]

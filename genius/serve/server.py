@@ -6,7 +6,6 @@ It costs 0.1 ms per request more than httptools.
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -19,6 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius.errors import GeniusError
+from genius.runtime.memory import tune_malloc
 from genius.serve.responses import error_response
 from genius.serve.security import raw_path
 from genius.serve.settings import Settings
@@ -27,9 +27,6 @@ log = logging.getLogger("genius.serve")
 
 MAX_HEAD = 65_536
 """Bytes of an unfinished request line and headers."""
-
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # from malloc.h
-_BLOCK = 8 << 20  # bytes; Pillow's blocks have 16 MB
 
 
 def run(
@@ -48,7 +45,7 @@ def run(
     """
     _log_to_stderr()
     _raise_file_limit(2 * settings.max_connections)
-    _tune_malloc()
+    tune_malloc()
     Server(AccessLog(app) if access_log else app, settings, ready, announce, failed).run(sockets=[listener])
 
 
@@ -88,15 +85,6 @@ def _raise_file_limit(connections: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < enough:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
-
-
-def _tune_malloc() -> None:
-    """Return memory to the system: glibc's per-thread heaps only grow, and large blocks move into them over time."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # other C libraries have no mallopt
-            libc = ctypes.CDLL(None)
-            libc.mallopt(_M_ARENA_MAX, 2)
-            libc.mallopt(_M_MMAP_THRESHOLD, _BLOCK)
 
 
 def _log_to_stderr() -> None:
