@@ -43,13 +43,11 @@ def open_dataset(folder: Path, version: int | None = None) -> lance.LanceDataset
     check_folder(folder)
     path = folder / ITEMS
     present = manifests(path)
-    if present and version is not None and version not in present:
+    if not present:
+        raise _without_versions(path)
+    if version is not None and version not in present:
         raise BadIndex(
             f"{folder} has no version {version}. `genius index versions` lists the versions that can be opened."
-        )
-    if not present:
-        raise BadIndex(
-            f"{path} cannot be opened: it has no versions. Restore it from a copy, or build the index again."
         )
     check_manifest(folder, max(present) if version is None else version)
     with lance_errors(lambda reason: Unreadable(folder, version, reason)):
