@@ -4,9 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
-CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)
 
-.PHONY: help demo test lint docs coverage compiled browser screenshots clean
+.PHONY: help demo test lint docs coverage browser screenshots clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,7 +20,7 @@ help:
 	@echo "Needs Python 3.11 or newer. To choose one: make test PYTHON=python3.12"
 
 demo: .venv/.installed-demo
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(CORES)} $(BIN)/genius demo
+	$(BIN)/genius demo
 	@echo
 	@echo "The command genius is in $(BIN). Before you type it: source $(BIN)/activate"
 
@@ -30,15 +29,11 @@ demo: .venv/.installed-demo
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 test: browser
-	@$(MAKE) --no-print-directory -j 2 lint docs compiled
+	@$(MAKE) --no-print-directory -j 2 lint docs
 	$(PYTEST) $(SIDE_BY_SIDE)
 
-coverage: browser compiled
+coverage: browser
 	$(PYTEST) $(SIDE_BY_SIDE) --cov --cov-report=term
-
-# Kernels are compiled when first used. One process compiles them here, so that the test processes find them cached.
-compiled: .venv/.installed-dev
-	@$(PYTEST) tests/index/test_answers.py >/dev/null 2>&1 || true
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -380,7 +380,7 @@ FRESH: dict[str, Callable[..., Any]] = {"read": read, "change": change, "busy": 
 
 
 def warm_model(source: Source, embeddings: bool) -> Genius:
-    """A model that has searched a small index before and after a change, so that everything is compiled."""
+    """A model that has searched a small index before and after a change, so that everything is loaded."""
     set_thread_count(1)
     model = source.model()
     with tempfile.TemporaryDirectory() as folder:

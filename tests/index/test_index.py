@@ -639,7 +639,7 @@ def test_impossible_searches_are_refused(index):
     for content in (5, None, {"text": "cat"}, ["cat", 5]):
         with pytest.raises(GeniusError, match="cannot be searched with"):
             index.search(content)
-    for options in ({"k": 1.5}, {"k": True}, {"k": "3"}, {"beam": 2.0}, {"budget": None}):
+    for options in ({"k": 1.5}, {"k": True}, {"k": "3"}, {"beam": 2.0}, {"budget": 0.5}):
         with pytest.raises(GeniusError, match="must be a whole number"):
             index.search("cat", **options)
     for options in ({"limit": 1.5}, {"offset": "3"}, {"limit": True}):
