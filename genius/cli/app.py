@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from genius.cli import convert, demo, evaluation, mcp, search, serve, train
+from genius.cli import maintenance as _maintenance  # noqa: F401 (adds its commands to index_app)
 from genius.cli.console import complain
 from genius.cli.index import index_app
 from genius.cli.mbeir import mbeir_app

@@ -89,7 +89,7 @@ def _console(stderr: bool) -> Console:
 
 def say(sentence: str) -> None:
     """Prints a sentence."""
-    stdout().print(Text(sentence), soft_wrap=True)
+    _print(stdout(), sentence, "")
 
 
 def busy(sentence: str) -> Status:
@@ -99,7 +99,18 @@ def busy(sentence: str) -> Status:
 
 def complain(sentence: str) -> None:
     """Prints a sentence in red on standard error."""
-    stderr().print(Text(sentence, style="red"), soft_wrap=True)
+    _print(stderr(), sentence, "red")
+
+
+def _print(console: Console, sentence: str, style: str) -> None:
+    """Prints a sentence, broken between words. Indented lines and commands are left whole, to be copied."""
+    if sentence.startswith(" "):
+        lines = [sentence]
+    else:
+        text, colon, command = sentence.partition(": genius ")
+        lines = wrap(console, f"{text}:" if colon else text, 0, f"genius {command}" if colon else "")
+    for line in lines:
+        console.print(Text(line, style=style), soft_wrap=True)
 
 
 def show_facts(facts: dict[str, str]) -> None:
@@ -113,11 +124,11 @@ def show_facts(facts: dict[str, str]) -> None:
             console.print(Text.assemble(" " * (width + 2), line), soft_wrap=True)
 
 
-def wrap(console: Console, text: str, indent: int) -> list[str]:
-    """Lines of a text that fit beside an indent. A word that is longer than a line is left whole, to be copied."""
+def wrap(console: Console, text: str, indent: int, whole: str = "") -> list[str]:
+    """Lines of a text that fit beside an indent. Long words and `whole`, which follows the text, are not broken."""
     width = console.width - indent
     lines = [""]
-    for word in text.split(" "):
+    for word in [*text.split(" "), *filter(None, [whole])]:
         longer = f"{lines[-1]} {word}" if lines[-1] else word
         if lines[-1] and cell_len(longer) > width:
             lines.append(word)

@@ -1,4 +1,4 @@
-"""Items and hits as cards, CSV and JSON."""
+"""Items and hits as cards, CSV and JSON; reports of items that were added."""
 
 import json
 import os
@@ -6,18 +6,21 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from genius.cli.console import print_json, say, split_names, stdout, wrap
+from genius.cli.console import SHOWN, SOME_BAD, complain, print_json, say, split_names, stdout, wrap
 from genius.data.items import Modality
 from genius.errors import BadItem, GeniusError
+from genius.runtime.wording import counted
 
 if TYPE_CHECKING:
     from genius.data.items import Item
-    from genius.search.results import Hit
+    from genius.index.index import Index
+    from genius.search.results import AddReport, Hit
 
 MAX_TEXT = 240
 """Characters of a text that a terminal shows."""
@@ -162,3 +165,26 @@ def _shown_path(path: str) -> str:
 
 def _value(value: object) -> str:
     return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def show_report(index: "Index", report: "AddReport", done: str, seconds: float) -> NoReturn:
+    """Prints the result of adding or encoding items, and ends the command. done: what was done to them."""
+    unchanged = f", {report.unchanged:,} unchanged" if report.unchanged else ""
+    rate = (report.added + report.unchanged) / max(seconds, 1e-9)
+    say(
+        f"{report.added:,} {done}{unchanged} in {seconds:.1f} s ({rate:,.0f} items/s); "
+        f"{index.path} now holds {counted(len(index), 'item')}."
+    )
+    show_bad(report.bad, f"not {done}")
+    raise typer.Exit(SOME_BAD if report.bad else 0)
+
+
+def show_bad(bad: list[BadItem], what: str) -> None:
+    """Prints what is wrong with bad items. what: what was not done to them."""
+    if not bad:
+        return
+    complain(f"{counted(len(bad), 'bad item')}, {what}:")
+    for error in bad[:SHOWN]:
+        complain(f"  {one_line(error.id)}: {one_line(error.reason)}")
+    if len(bad) > SHOWN:
+        complain(f"  ... and {len(bad) - SHOWN:,} more")

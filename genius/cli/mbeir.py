@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from genius.cli.console import SHOWN, AsJson, Tasks, complain, examples, print_json, say, split_names, stdout
-from genius.wording import counted
+from genius.runtime.wording import counted
 
 if TYPE_CHECKING:
     from genius.data.mbeir_check import CheckReport, TaskCounts

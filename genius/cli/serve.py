@@ -11,7 +11,7 @@ import typer
 
 from genius.cli.console import NamedIndexes, complain, examples, named_indexes, say
 from genius.errors import GeniusError, MissingExtra
-from genius.wording import counted
+from genius.runtime.wording import counted
 
 if TYPE_CHECKING:
     from genius.index.index import Index

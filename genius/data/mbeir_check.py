@@ -36,6 +36,7 @@ from genius.data.mbeir import (
     read_qrels,
 )
 from genius.errors import BadData
+from genius.runtime.wording import counted
 
 SPLITS = ("train", "val", "test")
 TABLE = """
@@ -230,7 +231,7 @@ class _Check:
         for (dataset, _), path in files.items():
             queries = self.contents.get(path)
             if queries is not None:
-                self._check_inside(path, "relevant candidates", queries.positives, union, "the global pool")
+                self._check_inside(path, "relevant candidate", queries.positives, union, "the global pool")
                 if queries.queries[None]:
                     published = [row.queries[split] for task, row in self.published.items() if task.dataset == dataset]
                     self._compare(f"{dataset}, {split}, all tasks", "queries", queries.count, *published)
@@ -261,9 +262,9 @@ class _Check:
             else:
                 pool = self._pool(pool_file)
                 if split == "test":
-                    self._check_inside(pool_file, "candidates", pool.ids, union, "the global pool")
+                    self._check_inside(pool_file, "candidate", pool.ids, union, "the global pool")
         if own_file and contents:
-            self._check_inside(own_file, "relevant candidates", contents.positives, pool, "the pool of the task")
+            self._check_inside(own_file, "relevant candidate", contents.positives, pool, "the pool of the task")
         queries = contents.queries[task.task_id] if contents and not contents.queries[None] else None
         relevant = contents.relevant[task.task_id] / queries if contents and queries else None
         size = None if pool is None else pool.count
@@ -288,11 +289,13 @@ class _Check:
             (qids, queries.ids, "in it but not in the query file"),
         ):
             if lost := len(np.setdiff1d(ids, others, assume_unique=True)):
-                self._damaged(f"{name}: {lost:,} queries are {what}. {self._repair('queries and qrels')}")
+                self._damaged(
+                    f"{name}: {counted(lost, 'query', 'queries')} {what}. {self._repair('queries and qrels')}"
+                )
 
     def _check_inside(self, path: Path, what: str, ids: np.ndarray, pool: _Contents | None, where: str) -> None:
         if pool is not None and (lost := len(np.setdiff1d(ids, pool.ids, assume_unique=True))):
-            self._damaged(f"{path}: {lost:,} {what} are not in {where}. {self._repair('both files')}")
+            self._damaged(f"{path}: {counted(lost, what)} not in {where}. {self._repair('both files')}")
 
     def _compare(self, where: str, what: str, count: int | None, *published: str) -> None:
         if count is not None and published and not fits(count, *published):
@@ -365,10 +368,10 @@ class _Check:
         if bad:
             self._damaged(f"{path}, {first}" + (f" ({bad:,} such lines)" if bad > 1 else ""))
         if repeated := len(ids) - len(unique):
-            self._damaged(f"{path}: {repeated:,} ids are repeated. {self._repair('the file')}")
+            self._damaged(f"{path}: {counted(repeated, 'repeated id')}. {self._repair('the file')}")
         if closed := [image for image in images if not self._opens(image)]:
             self._damaged(
-                f"{path}: {len(closed):,} of {len(images):,} images cannot be opened, such as {closed[0]}. "
+                f"{path}: cannot open {len(closed):,} of {counted(len(images), 'image')}, such as {closed[0]}. "
                 + ("Check their paths." if self.own else "Unpack the image archive again.")
             )
         found = np.unique(np.frombuffer(positives, np.int64))

@@ -24,6 +24,7 @@ from genius.demo.benchmark import PROMPTS
 from genius.demo.collection import CREDITS, EmojiCollection, build_collection
 from genius.demo.gallery import GalleryEntry, gallery, hit_name
 from genius.errors import BadIndex
+from genius.runtime.wording import counted
 from genius.search.options import automatic_budget
 
 if TYPE_CHECKING:
@@ -168,14 +169,16 @@ def _open_index(path: Path, items: list[Item], model: "Genius | None", console: 
         index = Index.create(path, model)
     done = len(index)  # an interrupted run has added the first items
     if done < len(items):
-        console.print(f"Indexing {len(items) - done:,} images, texts and pairs. The next run reuses them.")
+        console.print(
+            f"Indexing {counted(len(items) - done, 'item')}: images, texts and pairs. The next run reuses them."
+        )
         report = index.add(items[done:], progress=True)
         if report.bad:
             raise report.bad[0]
     counts = Counter(item.modality for item in items)
     console.print(
-        f"The index holds {counts[Modality.IMAGE]:,} images, {counts[Modality.TEXT]:,} texts and "
-        f"{counts[Modality.IMAGE_TEXT]:,} pairs of both.\n"
+        f"The index holds {counted(counts[Modality.IMAGE], 'image')}, {counted(counts[Modality.TEXT], 'text')} and "
+        f"{counted(counts[Modality.IMAGE_TEXT], 'pair')} of both.\n"
     )
     return index
 

@@ -44,6 +44,7 @@ from genius.model.genius import Genius
 from genius.model.quantizer_runtime import QuantizerRuntime
 from genius.networks.heads import Heads
 from genius.runtime.threads import set_thread_count, thread_count
+from genius.runtime.wording import counted
 from genius.search.options import SearchOptions
 from genius.train.batches import tensor_pair
 from genius.train.data import FrozenVectors, TrainingData
@@ -121,9 +122,9 @@ def ablate(
     workers = min(workers or os.cpu_count() or 1, max(1, len(groups)))
     minutes = len(groups) * plan.minutes / workers
     console.print(
-        f"{len(chosen)} rows, {len(chosen) - len(missing)} of them finished; {len(groups)} decoders and "
-        f"{len(quantizers)} quantizers to train, {workers} at a time: about {minutes:.0f} minutes, "
-        "after texts and images have been encoded."
+        f"{counted(len(chosen), 'row')}, {len(chosen) - len(missing)} of them finished; "
+        f"{counted(len(groups), 'decoder')} and {counted(len(quantizers), 'quantizer')} to train, "
+        f"{workers} at a time: about {counted(round(minutes), 'minute')}, after texts and images have been encoded."
     )
     if missing:
         write_vectors(loaded, run, cache, console)

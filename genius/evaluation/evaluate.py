@@ -41,6 +41,7 @@ from genius.evaluation.runs import (
     id_bytes,
 )
 from genius.model.genius import Genius
+from genius.runtime.wording import counted
 from genius.search.options import SearchOptions
 
 NEED_CODEBOOKS = ("generate", "codes", "rq")
@@ -173,8 +174,8 @@ def _check_tasks(data: SplitData, settings: Sequence[str]) -> None:
             missing = np.flatnonzero(np.bincount(query[there], minlength=len(task)) == 0)
             if len(missing):
                 raise BadData(
-                    f"{task.task.name}: no right candidate of the query {task.qids[missing[0]]} (and of "
-                    f"{len(missing) - 1} more) is in the {setting} pool. The ids of queries and pool do not belong "
+                    f"{task.task.name}: {counted(len(missing), 'query', 'queries')} without a right candidate in the "
+                    f"{setting} pool, such as {task.qids[missing[0]]}. The ids of queries and pool do not belong "
                     "together: check these files."
                 )
             if not _right_pairs(data, task, rows).size:

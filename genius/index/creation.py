@@ -6,6 +6,7 @@ such an index; an index that is complete is not touched.
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from genius.errors import BadIndex
 from genius.index.commits import writing_to
 from genius.index.index import Index
-from genius.index.session import UNFINISHED, is_index
+from genius.index.session import UNFINISHED, is_index, unfinished_sources
 from genius.model.genius import Genius
 
 
@@ -37,10 +38,13 @@ def creating(
     """
     named = [os.path.abspath(source) for source in sources]
     mark = path / UNFINISHED
-    if is_index(path) and (mark.is_file() or Index.open(path).version == 1):  # version 1 never had an item
+    if not is_index(path):
+        index = Index.create(path, model, embeddings, store_images)
+    elif mark.is_file() or Index.open(path).version == 1:  # version 1 never had an item
         index = _continued(path, model, named, embeddings, store_images)
     else:
-        index = Index.create(path, model, embeddings, store_images)
+        command = shlex.join(["genius", "index", "add", str(path), *map(str, sources)])
+        raise BadIndex(f"{path} exists already: it is an index. Choose another folder, or add to it: {command}")
     if sources:
         with writing_to(path):
             mark.write_text(json.dumps({"sources": named}), encoding="utf-8")
@@ -49,13 +53,10 @@ def creating(
 
 
 def _continued(path: Path, model: Genius, named: list[str], embeddings: bool, store_images: bool) -> Index:
-    try:
-        before = json.loads((path / UNFINISHED).read_text(encoding="utf-8"))["sources"]
-    except (OSError, ValueError, KeyError, TypeError):  # interrupted before it was written
-        before = named
-    if before != named:
+    before = unfinished_sources(path)
+    if before is not None and before != named:
         raise BadIndex(
-            f"{path} is unfinished: its creation from {', '.join(map(str, before))} was interrupted. Repeat that "
+            f"{path} is unfinished: its creation from {', '.join(before)} was interrupted. Repeat that "
             "command to continue, or delete the folder to start over."
         )
     index = Index.open(path, model)

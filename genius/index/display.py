@@ -6,8 +6,8 @@ from pathlib import Path
 from genius.data.items import Item, Modality
 from genius.errors import BadItem
 from genius.index.snapshot import Snapshot
+from genius.runtime.wording import counted
 from genius.search.cards import Card, render_cards
-from genius.wording import counted
 
 _SAMPLE = 6  # items shown
 _NOUNS = {Modality.IMAGE: "image", Modality.TEXT: "text", Modality.IMAGE_TEXT: "pair"}

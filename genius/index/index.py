@@ -32,10 +32,10 @@ from genius.index.vectors import add_vectors
 from genius.index.verify import IndexProblem, damaged_fragments, file_problems, find_problems
 from genius.index.versions import check_files, unrecorded_files
 from genius.model.genius import Genius
+from genius.runtime.wording import counted
 from genius.search.options import SearchKeywords, SearchOptions, search_options, whole_number
 from genius.search.results import AddReport, CodedItem, CodePage, HitLists, Hits, SearchResult, TopK
 from genius.search.searcher import Searcher
-from genius.wording import counted
 
 
 class Index:

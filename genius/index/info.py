@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from genius.data.items import Modality
+from genius.index.session import unfinished_sources
 from genius.index.snapshot import Snapshot
 from genius.index.storage import metadata_fields
 from genius.search.trie import Trie
@@ -29,6 +30,7 @@ class IndexInfo:
         generation: How many times all items have been re-encoded.
         version: The version that is read.
         bytes: Size on disk.
+        unfinished: Sources of a `genius index create` that has not been completed; empty if it has.
     """
 
     path: str
@@ -45,6 +47,7 @@ class IndexInfo:
     generation: int
     version: int
     bytes: int
+    unfinished: tuple[str, ...]
 
 
 def index_info(path: Path, snapshot: Snapshot) -> IndexInfo:
@@ -62,5 +65,6 @@ def index_info(path: Path, snapshot: Snapshot) -> IndexInfo:
         fields=metadata_fields(snapshot.dataset, snapshot.header),
         version=snapshot.version,
         bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        unfinished=tuple(unfinished_sources(path) or ()),
         **header,
     )

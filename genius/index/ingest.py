@@ -34,6 +34,7 @@ from genius.index.storage import (
 )
 from genius.model.genius import Genius
 from genius.runtime.progress import show_progress
+from genius.runtime.wording import counted
 from genius.search.results import AddReport
 
 BATCH = 128
@@ -55,7 +56,7 @@ class AddInterrupted(KeyboardInterrupt):
 
     def __init__(self, report: AddReport) -> None:
         super().__init__(
-            f"Interrupted: {report.added:,} items were added and are safe. Repeat the call to add the rest."
+            f"Interrupted after {counted(report.added, 'item')}, all committed. Repeat the call to add the rest."
         )
         self.report = report
 

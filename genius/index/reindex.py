@@ -25,6 +25,7 @@ from genius.index.snapshot import Snapshot, scan
 from genius.index.storage import ITEM_COLUMNS, Header, metadata_fields, row_to_item
 from genius.model.genius import Genius
 from genius.runtime.progress import show_progress
+from genius.runtime.wording import counted
 from genius.search.results import AddReport
 
 
@@ -54,8 +55,8 @@ def _check_content(session: Session, snapshot: Snapshot) -> None:
     without_content = snapshot.dataset.count_rows(filter="hash IS NULL")
     if without_content:
         raise BadIndex(
-            f"{without_content:,} items of {session.path} were added as vectors: there is no content that another "
-            "model could encode. Delete them first, or keep the model; nothing was changed."
+            f"{session.path} has {counted(without_content, 'item')} added as vectors, without content that another "
+            "model could encode. Delete these first, or keep the model; nothing was changed."
         )
     missing = []
     for batch in snapshot.dataset.to_batches(columns=["id", "image"], filter="image_bytes IS NULL"):
@@ -63,8 +64,8 @@ def _check_content(session: Session, snapshot: Snapshot) -> None:
         missing += [id for id, path in pairs if path is not None and not os.path.isfile(path)]
     if missing:
         raise BadIndex(
-            f"The images of {len(missing):,} items of {session.path} are missing (the first is {missing[0]!r}). Put "
-            "them back, or delete the items (`genius index verify` lists them); nothing was changed."
+            f"{session.path} has {counted(len(missing), 'item')} whose image is missing, such as {missing[0]!r}. Put "
+            "the images back, or delete the items (`genius index verify` lists them); nothing was changed."
         )
 
 

@@ -3,6 +3,7 @@
 Holds the snapshot that is read, looks for newer versions, and lets writers in one after the other, across processes.
 """
 
+import json
 import logging
 import os
 import shutil
@@ -275,14 +276,22 @@ def _clear(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
+def unfinished_sources(folder: Path) -> list[str] | None:
+    """Read the sources of a creation that has not been completed; None if there is no such creation."""
+    try:
+        sources = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))["sources"]
+    except (OSError, ValueError, KeyError, TypeError):  # interrupted before it was written
+        return None
+    return [str(source) for source in sources] if isinstance(sources, list) else None
+
+
 def _check_free(folder: Path) -> None:
     """Refuse a folder that holds anything but the remains of an interrupted creation."""
     if not folder.exists():
         return
     if is_index(folder):
         raise BadIndex(
-            f"{folder} exists already: it is an index. Add to it with `genius index add` or Index.open, or choose "
-            "another folder."
+            f"{folder} exists already: it is an index. Open it with Index.open to add to it, or choose another folder."
         )
     if not folder.is_dir() or any(entry.name not in (ITEMS, CHECKSUMS, LOCK, UNFINISHED) for entry in folder.iterdir()):
         raise BadIndex(f"{folder} exists already and is not empty. Choose another folder.")

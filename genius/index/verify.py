@@ -32,6 +32,7 @@ from genius.index.storage import ITEMS, content_hash, to_codes, to_matrix, vecto
 from genius.index.versions import MISSING, FolderState, VersionState, check_files, check_footer, damaged_files
 from genius.model.genius import Genius
 from genius.runtime.progress import show_progress
+from genius.runtime.wording import counted
 
 _READ_BYTES, _READ_ROWS = 16 << 20, 8192  # read together
 _BATCH = 128  # items encoded together
@@ -218,11 +219,11 @@ class _Verifier:
         folder, paths = Path(self.dataset.uri), fragment_files(fragment)
         named = [f"{folder / path} {damaged[path]}" for path in paths if path in damaged]
         what = " and ".join(named) or f"{' and '.join(str(folder / path) for path in paths)} cannot be read ({reason})"
-        what = f"{what}. It holds {items:,} items"
+        what = f"{what}. It holds {counted(items, 'item')}"
         if not self.has_lost_content(fragment, damaged):
-            message = f"{what}; their content is complete, so codes and embeddings can be computed again."
+            message = f"{what}; only codes and embeddings are damaged, which can be computed again."
             return IndexProblem("fragment", None, message, self.repair("reindex"))
-        message = f"{what}. Restore it from a copy; or remove these items, and add them again from their source."
+        message = f"{what}. Restore it from a copy; or remove what it holds, and add that again from its source."
         return IndexProblem("fragment", None, message, self.repair("verify", "--drop-damaged"))
 
     def check_rows(self, batch: pa.RecordBatch) -> Iterator[IndexProblem]:

@@ -23,9 +23,9 @@ from genius.integrations.service_errors import (
     error_type,
 )
 from genius.integrations.wire import JobStatus, RemoteItem, ServedIndex
+from genius.runtime.wording import counted
 from genius.search.options import SearchKeywords, SearchOptions
 from genius.search.results import AddReport, CodedItem, CodePage, Hit, HitLists, Hits, SearchResult
-from genius.wording import counted
 
 try:
     import httpx

@@ -1,1 +1,1 @@
-"""Threads, ONNX graphs and progress bars."""
+"""Threads, ONNX graphs, progress bars and numbers with their nouns."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, SupportsIndex, overload
 
 from genius.data.items import Item, Modality
 from genius.errors import BadItem
-from genius.wording import counted
+from genius.runtime.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np  # a client of the service starts without it

@@ -16,6 +16,7 @@ from genius.encoders.base import Prepared
 from genius.errors import GeniusError
 from genius.index.index import Index
 from genius.model.genius import Genius
+from genius.runtime.wording import counted
 from genius.search.options import SearchOptions
 from genius.search.results import SearchResult
 from genius.serve.limits import NOT_READY, QueryExpired, ServiceUnavailable
@@ -128,12 +129,13 @@ class Batcher:
         images = sum(query.image is not None for query in queries)
         if images and self._preparing + images > self._settings.max_waiting_images:
             raise ServiceUnavailable(
-                f"{self._preparing} images are waiting to be decoded, of at most {self._settings.max_waiting_images}. "
-                "Try again in a moment."
+                f"More than {counted(self._settings.max_waiting_images, 'image')} would have to wait. Try "
+                "again in a moment."
             )
         if self.waiting + len(queries) > self._settings.max_waiting:
             raise ServiceUnavailable(
-                f"{self.waiting} queries are waiting, of at most {self._settings.max_waiting}. Try again in a moment."
+                f"More than {counted(self._settings.max_waiting, 'query', 'queries')} would have to wait. Try "
+                "again in a moment."
             )
 
     async def _answer(self, query: Query, options: SearchOptions, pixels: int) -> ServedResult:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from genius.data.items import Item
 from genius.errors import BadItem
+from genius.runtime.wording import counted
 from genius.serve.limits import ByteBudget, ServiceUnavailable
 from genius.serve.settings import Settings
 
@@ -72,7 +73,8 @@ class JobQueue:
         with self._lock:
             if len(self._remaining) >= self._settings.max_jobs:
                 raise ServiceUnavailable(
-                    f"{len(self._remaining)} bulk additions are waiting. Try again when one has ended."
+                    f"More than {counted(len(self._remaining), 'bulk addition')} would have to wait. Try "
+                    "again when one has ended."
                 )
             self._budget.acquire(sum(map(size_of, given)))
             job = WriteJob(secrets.token_hex(8), len(given))

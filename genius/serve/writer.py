@@ -17,6 +17,7 @@ from typing import Any, Literal
 from genius.data.items import Item
 from genius.errors import BadItem, GeniusError
 from genius.index.index import Index
+from genius.runtime.wording import counted
 from genius.serve.jobs import JobChunk, JobQueue, WriteJob, size_of
 from genius.serve.limits import NOT_READY, ByteBudget, ServiceUnavailable
 from genius.serve.settings import Settings
@@ -117,7 +118,9 @@ class Writer:
             if self._closed:
                 raise ServiceUnavailable(NOT_READY)
             if len(self._writes) >= self._settings.max_waiting:
-                raise ServiceUnavailable(f"{len(self._writes)} items are waiting to be written. Try again in a moment.")
+                raise ServiceUnavailable(
+                    f"More than {counted(len(self._writes), 'change')} would have to wait. Try again in a moment."
+                )
             self._budget.acquire(size)
             self._writes.append(write)
             self._wake.notify()

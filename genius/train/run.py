@@ -17,6 +17,7 @@ from genius.encoders.base import Encoder
 from genius.encoders.mini import MiniEncoder
 from genius.model.genius import Genius
 from genius.networks.heads import Heads
+from genius.runtime.wording import counted
 from genius.train.config import TrainConfig, check
 from genius.train.curves import draw_curves
 from genius.train.data import FrozenVectors, StageVectors, TrainingData
@@ -60,8 +61,10 @@ def train(
     record_run(folder / "run.json", facts)
     times = StageTimes(folder / "times.json")
     console.print(
-        f"{len(data.train.tasks)} tasks, {sum(map(len, data.train.tasks)):,} training queries, "
-        f"{len(data.train.text):,} candidates, {len(data.images.names):,} images, {len(data.texts.names):,} texts"
+        f"{counted(len(data.train.tasks), 'task')}, "
+        f"{counted(sum(map(len, data.train.tasks)), 'training query', 'training queries')}, "
+        f"{counted(len(data.train.text), 'candidate')}, {counted(len(data.images.names), 'image')}, "
+        f"{counted(len(data.texts.names), 'text')}"
     )
     cache = cache or folder / "cache"
     encoder: Encoder

@@ -139,7 +139,7 @@ def test_an_interrupted_add_says_what_is_safe_and_goes_on(run, path, table, tmp_
         patch.setattr(Index, "add", interrupt)
         result = run("index", "add", path, more)
     assert result.status == 130
-    assert "3 items are safe" in result.err
+    assert "holds 3 items" in result.err
     assert "the same command" in result.err
     assert run("index", "add", path, more).status == 0
     assert len(Index.open(path)) == 5
@@ -326,6 +326,7 @@ def test_verify_says_what_is_wrong_and_what_mends_it(run, path, images):
     assert json.loads(run("index", "verify", path, "--json").out) == {
         "items": 4,
         "files_without_checksum": 0,
+        "unfinished": [],
         "problems": [],
     }
 

@@ -101,7 +101,7 @@ def test_the_same_command_continues(tmp_path: Path, source: Path, command: str, 
     kept = len(Index.open(path, tiny_model()))
     assert status == 128 + number
     assert 2 * BATCH <= kept <= count < ITEMS  # a batch that is not complete is not kept
-    assert f"{kept} items are safe in" in messages
+    assert f"holds {kept} items;" in messages
     assert f"/{ITEMS}" in messages  # the progress bar has a total before all items are read
     assert "the same command adds the rest" in messages
 
@@ -114,6 +114,7 @@ def test_the_same_command_continues(tmp_path: Path, source: Path, command: str, 
         status, _, messages = run("index", "create", path, source)
         assert status == 1  # now it is complete
         assert "it is an index" in messages
+        assert f"genius index add {path} {source}" in messages
 
 
 def test_a_killed_creation_has_committed_by_time_and_continues(tmp_path: Path, source: Path) -> None:
@@ -121,8 +122,14 @@ def test_a_killed_creation_has_committed_by_time_and_continues(tmp_path: Path, s
     interrupted(signal.SIGKILL, "index", "create", path, source, commit_seconds=0.0)
     kept = len(Index.open(path, tiny_model()))
     assert kept >= 2 * BATCH
+    assert Index.open(path, tiny_model()).info().unfinished == (str(source),)
+    for command in ("info", "verify"):
+        status, _, messages = run("index", command, path)
+        assert status == 0
+        assert f"The creation from {source} was not completed." in messages
     status, again, _ = run("index", "create", path, source)
     assert (status, again) == (0, ITEMS - kept)
+    assert "not completed" not in run("index", "verify", path)[2]
 
 
 def test_an_unfinished_index_is_not_mixed_with_another_source(tmp_path: Path, source: Path) -> None:

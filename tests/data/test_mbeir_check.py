@@ -113,7 +113,7 @@ def test_a_file_that_is_cut_off_is_named_with_its_line(root: Path) -> None:
     (root / name).write_bytes(content[:-20])
     found = check(root, splits=["test"])
     assert any(sentence.startswith(f"{name}, line 6: this is not JSON") for sentence in found.damaged)
-    assert any("1 relevant candidates are not in the pool of the task" in sentence for sentence in found.damaged)
+    assert any("1 relevant candidate not in the pool of the task" in sentence for sentence in found.damaged)
 
 
 def test_a_pointer_instead_of_the_data_is_recognised(root: Path) -> None:
@@ -126,20 +126,20 @@ def test_a_pointer_instead_of_the_data_is_recognised(root: Path) -> None:
 def test_ids_that_come_twice(root: Path) -> None:
     name = "cand_pool/local/mbeir_shapes_task0_test_cand_pool.jsonl"
     edit(root / name, lambda lines: lines[:-1] + lines[:1])
-    assert any(s.startswith(f"{name}: 1 ids are repeated") for s in check(root, splits=["test"]).damaged)
+    assert any(s.startswith(f"{name}: 1 repeated id.") for s in check(root, splits=["test"]).damaged)
 
 
 def test_queries_and_qrels_that_do_not_belong_together(root: Path) -> None:
     edit(root / "qrels/val/mbeir_shapes_task0_val_qrels.txt", lambda lines: [*lines[1:], "9:999 0 x 1 0\n"])
     damaged = check(root, splits=["val"]).damaged
-    assert any("1 queries are not in it" in sentence for sentence in damaged)
-    assert any("1 queries are in it but not in the query file" in sentence for sentence in damaged)
+    assert any("1 query not in it" in sentence for sentence in damaged)
+    assert any("1 query in it but not in the query file" in sentence for sentence in damaged)
 
 
 def test_right_candidates_that_no_pool_holds(root: Path) -> None:
     edit(root / "cand_pool/global/mbeir_union_train_cand_pool.jsonl", lambda lines: lines[1:])
     (sentence,) = check(root, splits=["train"]).damaged
-    assert "1 relevant candidates are not in the global pool" in sentence
+    assert "1 relevant candidate not in the global pool" in sentence
 
 
 def test_counts_that_are_not_the_published_ones(root: Path) -> None:
@@ -168,7 +168,7 @@ def test_images_that_cannot_be_opened(root: Path) -> None:
     for image in root.rglob("*.png"):
         image.write_bytes(b"")
     damaged = check(root, splits=["test"], tasks=["shapes_task0"]).damaged
-    assert any("6 of 6 images cannot be opened" in sentence for sentence in damaged)
+    assert any("cannot open 6 of 6 images" in sentence for sentence in damaged)
     assert check(root, splits=["test"], images=0).whole
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genius.wording import counted
+from genius.runtime.wording import counted
 
 
 @pytest.mark.parametrize(

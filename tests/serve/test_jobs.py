@@ -102,7 +102,7 @@ def test_so_many_jobs_may_wait_and_so_many_bytes() -> None:
     with pytest.raises(ServiceUnavailable, match="MB"):
         jobs.add([Item("large", image=b"x" * 100_000)])
     jobs.add(items(1))
-    with pytest.raises(ServiceUnavailable, match="2 bulk additions are waiting"):
+    with pytest.raises(ServiceUnavailable, match="More than 2 bulk additions"):
         jobs.add(items(1))
     jobs.cancel(first.id)
     jobs.add(items(1))

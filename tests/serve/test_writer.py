@@ -187,7 +187,7 @@ def test_too_many_writes_or_bytes_are_refused_and_fit_again_later() -> None:
                 await one.put(Item("large", "x" * 10_000))
             others = [put(one, "a"), put(one, "b")]
             await until(lambda: one.waiting == 2)
-            with pytest.raises(ServiceUnavailable, match="2 items are waiting"):
+            with pytest.raises(ServiceUnavailable, match="More than 2 changes"):
                 await one.put(Item("c", "text"))
             index.gate.open()
             await asyncio.gather(first, *others)
