@@ -1,18 +1,19 @@
-"""Batcher: one thread encodes and answers queries that arrive at the same time together.
+"""Batcher: queries that arrive at the same time are encoded together and searched together, by two threads.
 
-The thread takes all waiting queries as soon as it is free and never waits for a batch to fill, so batches grow with the
-load.
+The encoding thread takes all waiting queries as soon as it is free and never waits for a batch to fill, so batches grow
+with the load. While the searching thread answers one batch, the next one is encoded.
 """
 
 import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from genius.data.items import Query
-from genius.encoders.base import Prepared
+from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
 from genius.index.index import Index
 from genius.model.genius import Genius
@@ -23,8 +24,11 @@ from genius.serve.limits import NOT_READY, QueryExpired, ServiceUnavailable
 from genius.serve.settings import Settings
 from genius.serve.threads import decoders, log_unexpected, resolve
 
+T = TypeVar("T")
+
 QUERY_STAGES = ("queue", "prepare", "total")  # measured per query, all other stages per batch
 MAX_ATTEMPTS = 3  # per batch, if the model is replaced in the meantime
+MAX_TAKEN = 2  # batches: one is encoded while one is searched. Queries that come later wait together in the queue.
 _STOPPED = "The service stopped before it answered the query. Try again when it is back."
 
 
@@ -32,7 +36,7 @@ _STOPPED = "The service stopped before it answered the query. Try again when it 
 class ServedResult(SearchResult):
     """A search result of the service. `seconds` has the stages of the query and of its batch (see `QUERY_STAGES`)."""
 
-    batch: int  # queries encoded together
+    batch: int  # queries encoded and searched together
     version: int  # of the index
     items: int  # in the index
 
@@ -58,11 +62,22 @@ class _PendingQuery:
         return self.prepared
 
 
+@dataclass(frozen=True)
+class _EncodedBatch:
+    """Queries and their vectors, made by `model`."""
+
+    model: Genius
+    pending: list[_PendingQuery]
+    vectors: Vectors
+    begun: float
+    encode_seconds: float
+
+
 _Outcome = tuple[_PendingQuery, ServedResult | Exception]
 
 
 class Batcher:
-    """Answers queries in batches. `on_batch` is called by the thread with the results of each batch."""
+    """Answers queries in batches. `on_batch` is called by the searching thread with the results of each batch."""
 
     def __init__(
         self, index: Index, settings: Settings, on_batch: Callable[[list[ServedResult]], None] = lambda _: None
@@ -73,11 +88,17 @@ class Batcher:
         self._decoding: set[asyncio.Future[Prepared]] = set()
         self._open = 0  # unanswered queries
         self._closed, self._given_up = True, False  # closed until `start`
-        self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
+        self._taken = threading.Semaphore(MAX_TAKEN)
+        self._encoded: queue.SimpleQueue[_EncodedBatch | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._encode_batches, name="genius-encode", daemon=True),
+            threading.Thread(target=self._search_batches, name="genius-search", daemon=True),
+        ]
 
     def start(self) -> None:
-        """Start the thread and accept queries."""
-        self._thread.start()
+        """Start the threads and accept queries."""
+        for thread in self._threads:
+            thread.start()
         self._closed = False
 
     async def stop(self, timeout: float) -> None:
@@ -90,12 +111,14 @@ class Batcher:
         for decoding in self._decoding:
             decoding.cancel()
         self._queue.put(None)
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, max(1.0, end - time.monotonic()))
+        end = max(end, time.monotonic() + 1)
+        for thread in self._threads:
+            if thread.is_alive():
+                await asyncio.to_thread(thread.join, max(0.0, end - time.monotonic()))
 
     @property
     def waiting(self) -> int:
-        """Number of queries that the thread has not taken yet."""
+        """Number of queries that have not been taken to be encoded."""
         return self._preparing + self._queue.qsize()
 
     # In the event loop
@@ -170,11 +193,26 @@ class Batcher:
             self._decoding.discard(decoding)
             self._preparing -= 1
 
-    # In the thread
+    # In the encoding thread
 
-    def _run(self) -> None:
-        while batch := self._take():
-            resolve((pending.future, outcome) for pending, outcome in self._outcomes(batch))
+    def _encode_batches(self) -> None:
+        while True:
+            self._taken.acquire()
+            batch = self._take()
+            if not batch:
+                break
+            encoded = None
+            try:
+                if live := self._refuse_expired(batch):
+                    encoded = self._encode(live)
+            except Exception as error:  # the thread must survive
+                log_unexpected(error, "A search failed.")
+                _settle((one, error) for one in batch)
+            if encoded is None:
+                self._taken.release()
+            else:
+                self._encoded.put(encoded)
+        self._encoded.put(None)
 
     def _take(self) -> list[_PendingQuery]:
         """Wait for a query and take all that are queued. Empty after `stop`."""
@@ -192,24 +230,8 @@ class Batcher:
             self._queue.put(None)
         return batch
 
-    def _outcomes(self, batch: list[_PendingQuery]) -> list[_Outcome]:
-        refused, live = self._split_expired(batch)
-        if not live:
-            return refused
-        try:
-            for _ in range(MAX_ATTEMPTS):
-                model = self._index.model
-                outcomes = self._encode_and_search(model, live)
-                if self._index.model is model:  # otherwise the vectors may not match the index
-                    break
-            self._on_batch([result for _, result in outcomes if isinstance(result, ServedResult)])
-        except Exception as error:  # the thread must survive
-            log_unexpected(error, "A search failed.")
-            outcomes = [(one, error) for one in live]
-        return refused + outcomes
-
-    def _split_expired(self, batch: list[_PendingQuery]) -> tuple[list[_Outcome], list[_PendingQuery]]:
-        """Refuse expired queries and drop cancelled ones. Returns the refusals and the remaining queries."""
+    def _refuse_expired(self, batch: list[_PendingQuery]) -> list[_PendingQuery]:
+        """Refuse expired queries and drop cancelled ones. Returns the remaining queries."""
         now = time.monotonic()
         refused: list[_Outcome] = []
         live: list[_PendingQuery] = []
@@ -223,44 +245,97 @@ class Batcher:
                 refused.append((one, QueryExpired(f"The query expired after {waited:.1f} seconds. Try again later.")))
             else:
                 live.append(one)
-        return refused, live
+        _settle(refused)
+        return live
 
-    def _encode_and_search(self, model: Genius, pending: list[_PendingQuery]) -> list[_Outcome]:
-        """Encode the queries together and search per group of equal options."""
-        begun = time.monotonic()
-        try:
-            vectors = model.encode([one.prepare(model) for one in pending])
-        except Exception as error:
-            return self._retry_alone(model, pending, error)
-        encode_seconds = time.monotonic() - begun
-        groups: dict[SearchOptions, list[int]] = {}
-        for place, one in enumerate(pending):
-            groups.setdefault(one.options, []).append(place)
-        outcomes: list[_Outcome] = []
-        for options, places in groups.items():
-            group = [pending[place] for place in places]
+    def _encode(self, pending: list[_PendingQuery]) -> _EncodedBatch | None:
+        """Encode queries together. Failed ones are settled with their errors; None if no other is left."""
+        begun, model = time.monotonic(), self._index.model
+        encoded: list[_PendingQuery] = []
+        vectors: list[Vectors] = []
+        for queries, outcome in _together_or_alone(
+            pending, lambda queries: model.encode([one.prepare(model) for one in queries])
+        ):
+            if isinstance(outcome, Exception):
+                _settle((one, outcome) for one in queries)
+            else:
+                encoded += queries
+                vectors.append(outcome)
+        if not encoded:
+            return None
+        return _EncodedBatch(model, encoded, Vectors.concatenate(vectors), begun, time.monotonic() - begun)
+
+    # In the searching thread
+
+    def _search_batches(self) -> None:
+        while (batch := self._encoded.get()) is not None:
             try:
-                targets = [one.query.target_modality for one in group]
-                results = self._index.answer_vectors(vectors[places], targets, **vars(options))
+                self._answer_batch(batch)
+            except Exception as error:  # the thread must survive
+                log_unexpected(error, "A search failed.")
+                _settle((one, error) for one in batch.pending)
+            self._taken.release()
+
+    def _answer_batch(self, batch: _EncodedBatch) -> None:
+        outcomes: list[_Outcome] = []
+        for _ in range(MAX_ATTEMPTS):
+            if self._index.model is not batch.model:  # the vectors may not match the index
+                again = self._encode(batch.pending)
+                if again is None:
+                    return
+                batch = again
+            outcomes = self._search(batch)
+            if self._index.model is batch.model:
+                break
+        self._on_batch([result for _, result in outcomes if isinstance(result, ServedResult)])
+        _settle(outcomes)
+
+    def _search(self, batch: _EncodedBatch) -> list[_Outcome]:
+        """Search per group of equal options."""
+        places = {one: place for place, one in enumerate(batch.pending)}
+        groups: dict[SearchOptions, list[_PendingQuery]] = {}
+        for one in self._refuse_expired(batch.pending):
+            groups.setdefault(one.options, []).append(one)
+        outcomes: list[_Outcome] = []
+        for options, group in groups.items():
+
+            def answer(queries: list[_PendingQuery], options: SearchOptions = options) -> list[ServedResult]:
+                targets = [one.query.target_modality for one in queries]
+                vectors = batch.vectors[[places[one] for one in queries]]
+                results = self._index.answer_vectors(vectors, targets, **vars(options))
                 version, items = self._index.version, len(self._index)
-            except Exception as error:
-                outcomes += self._retry_alone(model, group, error)
-                continue
-            for one, result in zip(group, results, strict=True):
-                seconds = {
-                    "queue": begun - one.queued,
-                    "prepare": one.prepare_seconds,
-                    "encode": encode_seconds,
-                    **result.seconds,
-                    "total": time.monotonic() - one.arrived,
-                }
-                served = {**vars(result), "seconds": seconds, "batch": len(pending), "version": version, "items": items}
-                outcomes.append((one, ServedResult(**served)))
+                return [
+                    _served(one, batch, result, version, items) for one, result in zip(queries, results, strict=True)
+                ]
+
+            for queries, found in _together_or_alone(group, answer):
+                outcomes += zip(queries, [found] * len(queries) if isinstance(found, Exception) else found, strict=True)
         return outcomes
 
-    def _retry_alone(self, model: Genius, pending: list[_PendingQuery], error: Exception) -> list[_Outcome]:
-        """Answer each query of a failed batch alone, so that a bad query does not fail the others."""
+
+def _served(one: _PendingQuery, batch: _EncodedBatch, result: SearchResult, version: int, items: int) -> ServedResult:
+    seconds = {
+        "queue": batch.begun - one.queued,
+        "prepare": one.prepare_seconds,
+        "encode": batch.encode_seconds,
+        **result.seconds,
+        "total": time.monotonic() - one.arrived,
+    }
+    return ServedResult(**{**vars(result), "seconds": seconds}, batch=len(batch.pending), version=version, items=items)
+
+
+def _together_or_alone(
+    pending: list[_PendingQuery], work: Callable[[list[_PendingQuery]], T]
+) -> list[tuple[list[_PendingQuery], T | Exception]]:
+    """Do the work for all queries at once, or else for each alone, so that a bad query does not fail the others."""
+    try:
+        return [(pending, work(pending))]
+    except Exception as error:
         if len(pending) == 1:
             log_unexpected(error, "A search failed.")
-            return [(pending[0], error)]
-        return [outcome for one in pending for outcome in self._encode_and_search(model, [one])]
+            return [(pending, error)]
+        return [outcome for one in pending for outcome in _together_or_alone([one], work)]
+
+
+def _settle(outcomes: Iterable[_Outcome]) -> None:
+    resolve((pending.future, outcome) for pending, outcome in outcomes)

@@ -254,7 +254,7 @@ def test_stopping_answers_what_waits_and_takes_nothing_more() -> None:
         index.gate.open()
         await stopping
         assert [text_of(await first), text_of(await second)] == ["A first", "A second"]
-        assert not batches._thread.is_alive()
+        assert not any(thread.is_alive() for thread in batches._threads)
 
     run(test)
 
