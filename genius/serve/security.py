@@ -7,8 +7,8 @@ import asyncio
 import ipaddress
 import logging
 import math
+import random
 import re
-import secrets
 import time
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from genius.serve.responses import error_response
 from genius.serve.settings import Settings
 
 log = logging.getLogger("genius.serve")
+_ids = random.Random()  # of requests: no secrets, and the system's generator would let another thread run first
 
 HEADERS = {
     b"content-security-policy": (
@@ -127,7 +128,7 @@ class SecurityHeaders:
             return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        id = secrets.token_hex(8)
+        id = f"{_ids.getrandbits(64):016x}"
         scope.setdefault("state", {})["request_id"] = id
         started = False
 

@@ -99,19 +99,23 @@ def lower_priority() -> None:
 
 
 def resolve(outcomes: Iterable[tuple["asyncio.Future[Any]", Any]]) -> None:
-    """Set the result or exception of futures from another thread."""
+    """Set the result or exception of futures from another thread. Each event loop is woken once."""
+    of_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
     for future, outcome in outcomes:
+        of_loop.setdefault(future.get_loop(), []).append((future, outcome))
+    for loop, settled in of_loop.items():
         with suppress(RuntimeError):  # the loop is closed: nobody waits
-            future.get_loop().call_soon_threadsafe(_set_outcome, future, outcome)
+            loop.call_soon_threadsafe(_set_outcomes, settled)
 
 
-def _set_outcome(future: "asyncio.Future[Any]", outcome: Any) -> None:
-    if future.done():
-        return
-    if isinstance(outcome, BaseException):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+def _set_outcomes(outcomes: Iterable[tuple["asyncio.Future[Any]", Any]]) -> None:
+    for future, outcome in outcomes:
+        if future.done():
+            continue
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 def log_unexpected(error: Exception, message: str) -> None:

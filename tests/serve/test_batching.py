@@ -36,6 +36,7 @@ async def batcher(
     finally:
         if isinstance(index, FakeIndex):
             index.gate.open()
+            index.search_gate.open()
         await one.stop(10)
 
 
@@ -264,16 +265,151 @@ def test_what_is_not_answered_when_the_time_is_up_is_refused_with_a_sentence() -
         index = FakeIndex()
         batches = Batcher(index, Settings())  # type: ignore[arg-type]
         batches.start()
-        first = await held_up(batches, index)
-        second = ask(batches, "second")
+        first, second = await searched_and_encoded(batches, index)
+        third = ask(batches, "third")
         await until(lambda: batches.waiting == 1)
         stopping = asyncio.create_task(batches.stop(0))
         await until(lambda: batches._given_up)
-        index.gate.open()
+        index.search_gate.open()
         await stopping
-        assert text_of(await first) == "A first"  # it was being worked on
-        with pytest.raises(ServiceUnavailable, match="stopped before"):
-            await second
+        assert text_of(await first) == "A first"  # it was being searched
+        for late in (second, third):
+            with pytest.raises(ServiceUnavailable, match="stopped before"):
+                await late
+        assert not any(thread.is_alive() for thread in batches._threads)
+
+    run(test)
+
+
+# Two stages
+
+
+async def searched_and_encoded(
+    batches: Batcher, index: FakeIndex
+) -> "tuple[asyncio.Task[ServedResult], asyncio.Task[ServedResult]]":
+    """A query that is searched until the gate is opened, and one that has been encoded and waits for its search."""
+    index.search_gate.shut()
+    first = ask(batches, "first")
+    await until(lambda: index.search_gate.reached == 1)
+    second = ask(batches, "second")
+    await until(lambda: batches._encoded.qsize() == 1)
+    return first, second
+
+
+def test_a_batch_is_encoded_while_the_last_one_is_searched() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first, second = await searched_and_encoded(batches, index)
+            assert index.batches == [["A first"], ["A second"]]
+            assert len(index.groups) == 1
+            later = [ask(batches, "third"), ask(batches, "fourth")]
+            await until(lambda: batches.waiting == 2)  # they wait together, and are not taken one by one
+            index.search_gate.open()
+            replies = await asyncio.gather(first, second, *later)
+        assert [text_of(reply) for reply in replies] == ["A first", "A second", "A third", "A fourth"]
+        assert index.batches == [["A first"], ["A second"], ["A third", "A fourth"]]
+        assert [texts for texts, _ in index.groups] == index.batches
+
+    run(test)
+
+
+def test_a_query_that_cannot_be_encoded_does_not_wait_for_a_search() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            index.search_gate.shut()
+            first = ask(batches, "first")
+            await until(lambda: index.search_gate.reached == 1)
+            for _ in range(3):  # each of them leaves its place to the next
+                with pytest.raises(GeniusError, match="It is broken"):
+                    await ask(batches, "broken")
+            assert not first.done()
+            index.search_gate.open()
+            assert text_of(await first) == "A first"
+
+    run(test)
+
+
+def test_a_model_replaced_between_the_stages_encodes_again() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first, second = await searched_and_encoded(batches, index)
+            index.model = index.new_model("B")
+            index.search_gate.open()
+            replies = await asyncio.gather(first, second)
+        assert [text_of(reply) for reply in replies] == ["B first", "B second"]
+        assert [texts for texts, _ in index.groups] == [["A first"], ["B first"], ["B second"]]
+
+    run(test)
+
+
+def test_a_query_that_the_new_model_cannot_encode_is_told_so() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first, second = await searched_and_encoded(batches, index)
+            index.model = index.new_model("broken")
+            index.search_gate.open()
+            for one in (first, second):
+                with pytest.raises(GeniusError, match="It is broken"):
+                    await one
+            index.model = index.new_model("C")
+            assert text_of(await ask(batches, "third")) == "C third"
+
+    run(test)
+
+
+def test_an_encoded_query_that_has_expired_or_nobody_waits_for_is_not_searched() -> None:
+    async def test() -> None:
+        index = FakeIndex()
+        async with batcher(index) as batches:
+            first, gone = await searched_and_encoded(batches, index)
+            gone.cancel()
+            await until(gone.done)
+            index.search_gate.open()
+            await first
+            index.search_gate.reached = 0
+            first, late = await searched_and_encoded(batches, index)
+            batches._settings = Settings(deadline=0.0)
+            index.search_gate.open()
+            await first
+            with pytest.raises(QueryExpired, match="expired"):
+                await late
+        assert [texts for texts, _ in index.groups] == [["A first"], ["A first"]]
+
+    run(test)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(["good", "good", "broken", "nan", "wrong", "gone"]), min_size=1, max_size=60),
+    max_batch=st.integers(1, 8),
+)
+def test_every_query_is_answered_once(kinds: list[str], max_batch: int) -> None:
+    async def test() -> None:
+        index, answered = FakeIndex(), list[str]()
+        async with batcher(index, lambda results: answered.extend(map(text_of, results)), max_batch=max_batch) as one:
+            asked = []
+            for number, kind in enumerate(kinds):
+                where = "wrong" if kind == "wrong" else None
+                asked.append(ask(one, f"{kind} {number}", k=1 + number % 2, where=where))
+                if number % 5 == 0:
+                    await asyncio.sleep(0)
+            for task, kind in zip(asked, kinds, strict=True):
+                if kind == "gone":
+                    task.cancel()
+            replies = await asyncio.gather(*asked, return_exceptions=True)
+        errors = {"broken": "It is broken.", "nan": "A vector holds", "wrong": "The condition is wrong."}
+        for number, (kind, reply) in enumerate(zip(kinds, replies, strict=True)):
+            if kind == "good":
+                assert isinstance(reply, ServedResult)
+                assert text_of(reply) == f"A good {number}"
+            elif kind != "gone":
+                assert str(reply).startswith(errors[kind])
+        good = [f"A good {number}" for number, kind in enumerate(kinds) if kind == "good"]
+        assert sorted(text for text in answered if "gone" not in text) == sorted(good)
 
     run(test)
 

@@ -74,10 +74,12 @@ class FakeIndex:
 
     Writing: `items` is the index; `commits` says what was written or deleted in one step. Texts that say "bad" are
     refused; `failure` is raised by the next write.
+
+    `gate` holds up encoding and writing, `search_gate` searching.
     """
 
     def __init__(self) -> None:
-        self.gate, self.said = Gate(), list[str]()
+        self.gate, self.search_gate, self.said = Gate(), Gate(), list[str]()
         self.batches: list[list[str]] = []
         self.groups: list[tuple[list[str], dict[str, Any]]] = []
         self.model = self.new_model("A")
@@ -100,6 +102,7 @@ class FakeIndex:
     def answer_vectors(self, vectors: Vectors, targets: Sequence[Modality | None], **how: Any) -> list[SearchResult]:
         texts = [self.said[int(place)] for place in vectors.text[:, 0]]
         self.groups.append((texts, how))
+        self.search_gate.pass_through()
         if how["where"] == "wrong":
             raise GeniusError("The condition is wrong.")
         if any("nan" in text for text in texts):
