@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, cast, overload
@@ -237,7 +238,10 @@ def _check_image(owner: str, value: object) -> None:
 def _check_metadata(owner: str, value: object) -> None:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise BadItem(owner, f"the metadata must be a dict with string keys, not {_type(value)}.")
-    for key, entry in value.items():
+    with suppress(TypeError, ValueError, RecursionError):
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        return
+    for key, entry in value.items():  # which one is it?
         try:
             json.dumps({key: entry}, allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
