@@ -832,5 +832,5 @@ def test_the_note_has_the_limits_as_they_are():
     assert found >= 9
     assert f"{server.MAX_HEAD:,} bytes" in table["head of a request"]
     assert f"each {security.MIN_BYTES_PER_SECOND:,} bytes" in note
-    assert f"`MAX_PIXELS`, {limits.MAX_PIXELS // 1_000_000} million" in note
+    assert f"| pixels | {limits.MAX_PIXELS // 1_000_000} million over HTTP" in note
     assert f"less than {keys.MIN_LENGTH} characters" in note
