@@ -103,14 +103,15 @@ def complain(sentence: str) -> None:
 
 
 def _print(console: Console, sentence: str, style: str) -> None:
-    """Prints a sentence, broken between words. Indented lines and commands are left whole, to be copied."""
-    if sentence.startswith(" "):
-        lines = [sentence]
-    else:
-        text, colon, command = sentence.partition(": genius ")
-        lines = wrap(console, f"{text}:" if colon else text, 0, f"genius {command}" if colon else "")
+    """Prints a sentence, broken between words. Commands are left whole, to be copied. Indents are kept."""
+    given = sentence.lstrip(" ")
+    indent = len(sentence) - len(given)
+    before, found, command = ("", "genius ", given[7:]) if given.startswith("genius ") else given.partition(": genius ")
+    lines = wrap(console, given, indent)
+    if found:
+        lines = wrap(console, f"{before}:" if before else "", indent, f"genius {command}")
     for line in lines:
-        console.print(Text(line, style=style), soft_wrap=True)
+        console.print(Text(" " * indent + line, style=style), soft_wrap=True)
 
 
 def show_facts(facts: dict[str, str]) -> None:

@@ -114,7 +114,7 @@ def open_image(
 
 def check_size(width: int, height: int, name: str, max_pixels: int | None = None) -> None:
     """Raise BadImage if an image has too many pixels or none, or is too long."""
-    shown = f"{name}: {width} x {height} pixels"
+    shown = f"{name}: an image of {width:,} x {height:,} pixels"
     if width < 1 or height < 1:
         raise BadImage(f"{name}: the image has no pixels ({width} x {height}). {SAVE_AS}")
     if width * height > (max_pixels or MAX_PIXELS):

@@ -23,6 +23,13 @@ def test_sentences_are_broken_between_words(terminal, capsys):
     assert " ".join(lines) == sentence
 
 
+def test_indents_are_kept(terminal, capsys):
+    complain("  cat.jpg: the image is truncated or damaged (it ends too early). Copy or download it again.")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("  ") and len(line) <= 80 for line in lines)
+
+
 def test_commands_are_left_whole(terminal, capsys):
     complain(f"The newest version is damaged. Go back to the version before it with: {COMMAND}")
     complain(f"  {COMMAND}")
