@@ -54,7 +54,7 @@ def load(
 ) -> Load:
     """Send these bodies to POST /v1/search, one after the other, for so long; without `seconds`, until all are sent.
 
-    With `pause`, they are sent again and again, and every client waits so many seconds after each answer.
+    With `pause`, they are sent again and again, and every client waits this number of seconds after each answer.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_load, url, list(bodies), clients, seconds, pause).result()

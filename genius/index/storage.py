@@ -47,8 +47,8 @@ class Header:
         embeddings: Whether embeddings are stored.
         store_images: Whether image files are copied into the index.
         generation: How many times all items have been encoded again.
-        restored: The version that went back to an earlier one last; 0 if there is none. Whoever follows the versions
-            sees a changed header, and reads all rows again.
+        restored: The version that went back to an earlier one last; 0 if there is none. Readers see a changed header
+            and read all rows again.
         format: Version of the storage format.
     """
 

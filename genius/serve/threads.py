@@ -52,7 +52,12 @@ class Decoders:
         self._wake = threading.Condition()
 
     async def run(self, function: Callable[[], T], pixels: int, timeout: float) -> T:
-        """Run a function that decodes an image of so many pixels.
+        """Run a function that decodes an image.
+
+        Args:
+            function: Is called by a thread of low priority.
+            pixels: Size of the image; small images are decoded first.
+            timeout: Seconds until the result is no longer wanted.
 
         Raises:
             QueryExpired: It did not end within `timeout` seconds.
