@@ -42,6 +42,7 @@ __all__ = [
     "Quantizer",
     "QuantizerRuntime",
     "Query",
+    "RestoreReport",
     "SearchKeywords",
     "SearchOptions",
     "SearchResult",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from genius.index.export import ExportReport
     from genius.index.index import Index
     from genius.index.info import IndexInfo
+    from genius.index.restore import RestoreReport
     from genius.index.session import Version
     from genius.index.storage import Header
     from genius.index.verify import IndexProblem
@@ -93,6 +95,7 @@ _MODULES = {
     "genius.index.export": ["ExportReport"],
     "genius.index.index": ["Index"],
     "genius.index.info": ["IndexInfo"],
+    "genius.index.restore": ["RestoreReport"],
     "genius.index.session": ["Version"],
     "genius.index.storage": ["Header"],
     "genius.index.verify": ["IndexProblem"],
