@@ -414,7 +414,8 @@ def test_a_query_whose_answers_are_not_in_its_pool_is_named(model: Genius, tmp_p
     task = Task(DATASET, 0)
     query = bench.queries(task, "test")[2]
     write_pool(tmp_path, task, "test", [c for c in bench.pool(task, "test") if c.did not in query.positives])
-    with pytest.raises(BadData, match=f"{task.name}: .* without a right candidate in the local pool, such as {query.qid}"):
+    said = f"{task.name}: .* without a right candidate in the local pool, such as {query.qid}"
+    with pytest.raises(BadData, match=said):
         evaluate(model, bench, settings=("local",), console=QUIET)
     scores = evaluate(model, bench, settings=("global",), methods=("exact",), tasks=[task.name], console=QUIET)
     assert len(scores) == 1
