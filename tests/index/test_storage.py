@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from genius.index.lance_errors import Unreadable
 from genius.index.storage import MAX_FIELDS, field_columns, take
 
 
@@ -76,6 +77,6 @@ def test_rows_are_read_in_the_order_of_their_row_ids_after_deletion_and_compacti
             dataset.optimize.compact_files()
             dataset = lance.dataset(tmp_path / "items.lance")
         assert take(dataset, np.array([199, 1, 100, 1]), ["id"]) == [{"id": f"i{n}"} for n in (199, 1, 100, 1)]
-        with pytest.raises(ValueError, match="1 of 2 rows are missing"):
+        with pytest.raises(Unreadable, match="1 of 2 rows are missing"):
             take(dataset, np.array([1, 3]), ["id"])
     assert take(dataset, np.zeros(0, np.int64), ["id"]) == []
