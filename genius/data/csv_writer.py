@@ -1,6 +1,7 @@
 """Write items as CSV, so that `read_items` reads the same items."""
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from typing import IO, Any
@@ -23,8 +24,8 @@ class CsvWriter:
     def __init__(self, file: IO[str], fields: Sequence[str], first: Sequence[str] = ()) -> None:
         reserved = {*CONTENT_COLUMNS, *first}
         self._fields = [name for name in dict.fromkeys(fields) if name not in reserved and _is_column(name)]
-        self._writer = csv.writer(file, lineterminator="\n")
-        self._writer.writerow([*first, "id", "text", "image", *self._fields, "metadata"])
+        self._file = file
+        self._write([*first, "id", "text", "image", *self._fields, "metadata"])
 
     def write(
         self, id: str, text: str | None, image: str | None, metadata: dict[str, Any], first: Sequence[object] = ()
@@ -35,7 +36,12 @@ class CsvWriter:
         rest = {name: value for name, value in metadata.items() if name not in own}
         shown = json.dumps(rest, ensure_ascii=False) if rest else ""
         columns = [cells[name] if name in own else "" for name in self._fields]
-        self._writer.writerow([*first, id, text, image, *columns, shown])
+        self._write([*first, id, text, image, *columns, shown])
+
+    def _write(self, cells: Sequence[object]) -> None:
+        row = io.StringIO(newline="")
+        csv.writer(row, lineterminator="\r\n").writerow(cells)  # with another end, csv would not quote a lone \r
+        self._file.write(row.getvalue().removesuffix("\r\n") + "\n")
 
 
 def _is_column(name: str) -> bool:

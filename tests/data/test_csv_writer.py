@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from genius.data.csv_writer import CsvWriter
@@ -29,6 +29,7 @@ VALUES = st.recursive(
 
 
 @settings(max_examples=200, deadline=None)
+@example(metadata={"lang": "0\r"}, fields=[])
 @given(metadata=st.dictionaries(NAMES, VALUES, max_size=5), fields=st.lists(NAMES, max_size=5))
 def test_items_survive(tmp_path_factory, metadata, fields):
     item = Item('an id, "quoted"\n', "text; with\r\nlines", metadata=metadata)
@@ -37,6 +38,14 @@ def test_items_survive(tmp_path_factory, metadata, fields):
     path = Path(tmp_path_factory.mktemp("csv"), "items.csv")
     path.write_text(file.getvalue(), encoding="utf-8", newline="")
     assert list(read_items(path)) == [item]
+
+
+def test_a_lone_carriage_return_does_not_end_a_row(tmp_path):
+    file = io.StringIO(newline="")
+    CsvWriter(file, []).write("a", "one\rtwo", None, {})
+    path = tmp_path / "items.csv"
+    path.write_text(file.getvalue(), encoding="utf-8", newline="")
+    assert list(read_items(path)) == [Item("a", "one\rtwo")]
 
 
 @pytest.mark.parametrize(("value", "cell"), [("en", "en"), (2021, "2021"), (True, "true"), (0.5, "0.5")])
