@@ -24,7 +24,7 @@ def until(number: int, error: type[BaseException]) -> Iterator[Item]:
 
 
 def test_an_interrupt_commits_what_is_encoded_and_reports_it(index: Index) -> None:
-    with pytest.raises(KeyboardInterrupt, match="8 items were added") as caught:
+    with pytest.raises(KeyboardInterrupt, match="Interrupted after 8 items, all committed") as caught:
         index.add(until(10, KeyboardInterrupt))
     assert caught.value.report.added == len(index) == 8
     report = index.add(SOME)

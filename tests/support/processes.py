@@ -16,7 +16,9 @@ from typing import Any
 PATIENCE = 60.0  # seconds; what takes longer has come to a standstill
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["genius.index.index", "pytest"])
+_CONTEXT.set_forkserver_preload(
+    ["genius.index.index", "genius.networks.decoder", "genius.networks.quantizer", "pytest"]
+)
 
 
 class Other:
