@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from genius.model.genius import Genius
     from genius.search.results import Hit
 
+CODES = 4  # codes of a hit in the table
 HITS = 5
 _STYLES = ("green", "yellow", "magenta")
 
@@ -126,7 +127,7 @@ def hits_table(entries: Sequence[GalleryEntry], best: int = 3) -> Table:
     table.add_column("query", ratio=3)
     table.add_column("hit", ratio=4)
     table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("codes", ratio=4)
+    table.add_column("codes", no_wrap=True)
     for entry in entries:
         image = f"[{entry.image_name}]" if entry.image_name else ""
         query = [Text(entry.task_name, "bold"), *map(Text, filter(None, (image, entry.query.text)))]
@@ -143,10 +144,9 @@ def _short(hit: "Hit") -> str:
 
 
 def _codes(hit: "Hit") -> Text:
-    """The codes of a hit, the modality code coloured."""
-    return Text(str(hit.codes[0]), style=f"bold {_STYLES[hit.modality]}") + Text(
-        "".join(f" {code}" for code in hit.codes[1:]), style="dim"
-    )
+    """The first codes of a hit, the modality code coloured. The page shows all of them."""
+    rest = "".join(f" {code}" for code in hit.codes[1:CODES]) + (" …" if len(hit.codes) > CODES else "")
+    return Text(str(hit.codes[0]), style=f"bold {_STYLES[hit.modality]}") + Text(rest, style="dim")
 
 
 def _open_index(path: Path, items: list[Item], model: "Genius | None", console: Console) -> "Index":
@@ -197,7 +197,7 @@ def _print_next_steps(index: Path, console: Console) -> None:
     console.print("\nNext steps:")
     for purpose, *commands in (
         ("search the emoji in your own words", f'genius search {shown} "a sleepy animal" --target image'),
-        ("index your own images", "genius index create my.genius", "genius index add my.genius IMAGES_FOLDER"),
+        ("index your own images", "genius index create my.genius IMAGES_FOLDER"),
         ("search them", 'genius search my.genius "words"'),
     ):
         console.print(f"  # {purpose}", style="dim")

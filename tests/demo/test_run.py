@@ -144,7 +144,7 @@ def test_what_is_shown(tmp_path: Path, console: Console) -> None:
     for text in ("jigsaw", "image + text → image", "american football by Twemoji", "CC BY 4.0", "CC BY-SA 4.0"):
         assert text in said
         assert text in page
-    for command in ("genius index create my.genius", "genius index add my.genius IMAGES_FOLDER", "genius search my"):
+    for command in ("genius index create my.genius IMAGES_FOLDER", "genius search my.genius"):
         assert command in said
     assert page.count('<section class="card">') == 8
     assert "kept out of training" in page
