@@ -323,7 +323,9 @@ def train_decoder(run: AblationRun, training: AblationTraining) -> AblatedModel:
     data, config = _data(run).data, training.config
     stage = train_quantizer(run, training)
     z, modality = stage.fuse(data.train), torch.from_numpy(data.train.modality)
-    scheme = make_scheme(training.scheme, stage.quantizer, z, modality, config.seed)
+    scheme: IdScheme = stage.scheme
+    if training.scheme != "modality":
+        scheme = make_scheme(training.scheme, stage.quantizer, z, modality, config.seed)
     decoded = DecoderStage(
         data, stage.vectors, stage.fusion, scheme, config.decoder, config.seed, config.quantizer.code_beams
     )

@@ -1,6 +1,7 @@
 """Modality-decoupled residual quantization: a vector becomes a short sequence of codes (Sec. 4.2.3, Eqs. 4-7).
 
-The first code is the modality (0 image, 1 text, 2 image-text); the semantic levels after it refine the residual.
+The first code is the modality (0 image, 1 text, 2 image-text), or learned like the others; the semantic levels after it
+refine the residual.
 Codebooks start from k-means and follow the data by exponential moving averages (EMA); dead codes are revived.
 """
 
@@ -270,7 +271,7 @@ class Quantizer(nn.Module):
 
     @torch.no_grad()
     def initialise(
-        self, z: Tensor, modality: Tensor, seed: int = 0, iterations: int = 20, points_per_code: int = 256
+        self, z: Tensor, modality: Tensor | None, seed: int = 0, iterations: int = 20, points_per_code: int = 256
     ) -> None:
         """Start all codebooks from data.
 
@@ -279,7 +280,7 @@ class Quantizer(nn.Module):
 
         Args:
             z: (n, d) vectors, 40 per code or more.
-            modality: (n,) integers.
+            modality: (n,) integers, or None to start the first codes from k-means too.
             seed: Seed of the random choices.
             iterations: Maximum number of k-means iterations.
             points_per_code: k-means uses at most this times K vectors.
@@ -288,7 +289,7 @@ class Quantizer(nn.Module):
             GeniusError: There are fewer vectors than codes.
         """
         z = self._checked(z)
-        modality = self._checked_modality(modality, len(z))
+        modality = None if modality is None else self._checked_modality(modality, len(z))
         if len(z) < self.codes_per_level:
             raise GeniusError(
                 f"{len(z)} vectors cannot start codebooks of {self.codes_per_level} codes. "
@@ -296,10 +297,11 @@ class Quantizer(nn.Module):
             )
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(z), generator=generator)[: points_per_code * self.codes_per_level].to(z.device)
-        count, total = sums_by_code(z, modality, MODALITIES)
+        first = modality if modality is not None else nearest(z, kmeans(z[rows], MODALITIES, generator, iterations))
+        count, total = sums_by_code(z, first, MODALITIES)
         means = torch.where(count[:, None] > 0, total / count.clamp_min(1)[:, None], z.mean(dim=0))
         self.book(0).restart(means, count)
-        residual = z[rows] - means[modality[rows]]
+        residual = z[rows] - means[first[rows]]
         if self.shared:
             self._initialise_shared(residual, generator, iterations)
         else:

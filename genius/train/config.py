@@ -65,17 +65,20 @@ class QuantizerStageConfig(StageConfig):
 
     codes_per_level: int = 256
     levels: int = 12  # semantic levels; the modality level comes on top
+    first_code: str = "modality"  # given by the item's modality; "nearest": learned like the others, as in the paper
     shared: bool = False  # one codebook for all semantic levels (supplement, Table 6)
     fusion_hidden: int = 256  # width of the hidden layers of the fusion
     dropout: float = 0.1  # of the fusion
     contrastive: float = 1.0  # weight of L_cl, Eq. 3
     beta: float = 25.0  # weight of L_rq, Eq. 7 (the paper: 100)
     gamma: float = 25.0  # weight of L_mse (the paper: 100)
+    rq_mean: bool = False  # L_rq is the mean over levels, as in the authors' code, instead of the sum of Eq. 7
     temperature: float = 0.05  # tau of Eq. 3
     decay: float = 0.99  # of the moving averages that the codebooks follow
     code_beams: int = 1  # beams kept while the final codes of an item are chosen
     sample: int = 65536  # vectors used by k-means at the start
     steps: int = 800
+    epochs: float = 0.0  # passes over the training queries; 0: as many steps as `steps` says
     rate: float = 5e-5
     validate_every: int = 200
 
@@ -142,6 +145,7 @@ POSITIVE = ("rate", "temperature", "epochs", "alpha")
 AUGMENTATIONS = ("interpolate", "published", "none")
 TUNINGS = ("full", "lora", "heads", "none")
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
+FIRST_CODES = ("modality", "nearest")
 
 
 def check(config: TrainConfig) -> None:
@@ -154,11 +158,12 @@ def check(config: TrainConfig) -> None:
                 raise BadData(f"The setting {setting} is {value}; it must be at least 1.")
             if name in ZERO_TO_ONE and not 0 <= value <= 1:
                 raise BadData(f"The setting {setting} is {value}; it must be between 0 and 1.")
-            if name in POSITIVE and value <= 0:
+            if name in POSITIVE and value <= 0 and value != getattr(type(part), name):  # a default may be 0
                 raise BadData(f"The setting {setting} is {value}; it must be above 0.")
     for setting, chosen, known in (
         ("[clip] tune", config.clip.tune, TUNINGS),
         ("[clip] precision", config.clip.precision, PRECISIONS),
+        ("[quantizer] first_code", config.quantizer.first_code, FIRST_CODES),
         ("[decoder] augmentation", config.decoder.augmentation, AUGMENTATIONS),
     ):
         if chosen not in known:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from genius.data.splits import SplitData
-from genius.model.quantizer_runtime import code_report
+from genius.model.quantizer_runtime import MODALITIES, code_report
 from genius.networks.fusion import Fusion
 from genius.networks.quantizer import Quantizer
 from genius.train.batches import PairStage, tensor_pair
@@ -26,7 +26,8 @@ class QuantizerStage(PairStage):
 
     def __init__(self, data: TrainingData, vectors: StageVectors, config: QuantizerStageConfig, seed: int) -> None:
         super().__init__(data, config, seed)  # no average: the codebooks follow the current fusion
-        self.steps, self.vectors = config.steps, vectors
+        self.vectors = vectors
+        self.steps = max(1, round(config.epochs * len(self.pairs) / config.batch)) if config.epochs else config.steps
         dim = vectors.dim
         torch.manual_seed(seed)
         self.fusion = Fusion(dim, config.fusion_hidden, config.dropout)
@@ -43,7 +44,7 @@ class QuantizerStage(PairStage):
         rows = step_rng(self.seed, "start", 0).permutation(len(train.text))[: self.config.sample]
         self.fusion.eval()
         fused = self.fuse_rows(train.text[rows], train.image[rows])
-        self.quantizer.initialise(fused, torch.from_numpy(train.modality[rows]), self.seed)
+        self.quantizer.initialise(fused, self._first_codes(train.modality[rows]), self.seed)
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
         """Eq. 8."""
@@ -53,28 +54,40 @@ class QuantizerStage(PairStage):
         z_c = self.fusion(*tensor_pair(self.vectors, train.text[targets], train.image[targets]))
         masked = torch.from_numpy(self.pairs.false_negatives(queries, targets))
         contrastive = contrastive_loss(z_q, z_c, config.temperature, masked)
-        # The first code of a query is its target modality: in training, the modality of its target.
-        modality = torch.from_numpy(train.modality[targets])
-        both = self.quantizer(torch.cat([z_q, z_c]), torch.cat([modality, modality]))
+        # Where it is given, the first code of a query is its target modality: in training, the modality of its target.
+        modality = train.modality[targets]
+        both = self.quantizer(torch.cat([z_q, z_c]), self._first_codes(np.concatenate([modality, modality])))
         q_hat, c_hat = both.vectors.chunk(2)
         mse = (q_hat - c_hat).square().mean()
         # L_rq (Eq. 7) is divided by the dimension, as L_mse is, so that beta and gamma have the same scale.
-        total = config.contrastive * contrastive + config.beta * both.loss / z_q.shape[1] + config.gamma * mse
-        return total, {"contrastive": contrastive.item(), "rq": both.loss.item(), "mse": mse.item()}
+        rq = both.loss / len(self.quantizer.sizes) if config.rq_mean else both.loss
+        total = config.contrastive * contrastive + config.beta * rq / z_q.shape[1] + config.gamma * mse
+        return total, {"contrastive": contrastive.item(), "rq": rq.item(), "mse": mse.item()}
 
     def validate(self) -> dict[str, float]:
         """Recall of exact search over the vectors rebuilt from the codes, and facts about the codes."""
         split = self.data.val
         fused = self.fuse(split)
-        codes = self.quantizer.encode(fused, torch.from_numpy(split.modality))
+        codes = self.quantizer.encode(fused, self._first_codes(split.modality))
         quantized = nn.functional.normalize(self.quantizer.decode(codes), dim=1).numpy()
         queries = [self.fuse_rows(t.text, t.image).numpy() for t in split.tasks]
         report = code_report(codes.numpy(), self.quantizer.sizes)
+        learned = {"purity": purity(codes[:, 0].numpy(), split.modality)} if self.scheme is not self.quantizer else {}
         return recall(split, queries, quantized) | {
             "fused": recall(split, queries, fused.numpy())["score"],
             "distinct": report.distinct / report.items,
             "utilisation": float(np.mean(report.utilisation)),
+            **learned,
         }
+
+    @property
+    def scheme(self) -> "Quantizer | LearnedFirstCode":
+        """What makes the IDs that the decoder learns (an `IdScheme`)."""
+        return self.quantizer if self.config.first_code == "modality" else LearnedFirstCode(self.quantizer)
+
+    def _first_codes(self, modality: np.ndarray) -> Tensor | None:
+        """The first codes of vectors with these modalities (n,), or None where they are learned."""
+        return torch.from_numpy(modality) if self.config.first_code == "modality" else None
 
     def fuse(self, split: SplitData) -> Tensor:
         """Fused vectors of all candidates of a split, (candidates, d)."""
@@ -83,6 +96,29 @@ class QuantizerStage(PairStage):
     def fuse_rows(self, text: np.ndarray, image: np.ndarray) -> Tensor:
         """Fused vectors of texts with images, given by number, (n, d)."""
         return fuse_rows(self.fusion, self.vectors, text, image)
+
+
+class LearnedFirstCode:
+    """IDs whose first code is the nearest one, whatever the modality of the item."""
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        self.quantizer, self.sizes = quantizer, quantizer.sizes
+
+    @property
+    def codebooks(self) -> list[Tensor]:
+        """See `IdScheme`."""
+        return self.quantizer.codebooks
+
+    def encode(self, z: Tensor, modality: Tensor, beams: int = 1) -> Tensor:
+        """See `IdScheme`."""
+        return self.quantizer.encode(z, None, beams)
+
+
+def purity(first: np.ndarray, modality: np.ndarray) -> float:
+    """Share of the items whose modality is the commonest one of their first code. Both (n,)."""
+    counts = np.zeros((MODALITIES, MODALITIES), np.int64)
+    np.add.at(counts, (first, modality), 1)
+    return float(counts.max(axis=1).sum() / len(first))
 
 
 @torch.no_grad()

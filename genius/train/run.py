@@ -88,7 +88,7 @@ def train(
             data,
             vectors,
             quantized.fusion,
-            quantized.quantizer,
+            quantized.scheme,
             config.decoder,
             config.seed,
             config.quantizer.code_beams,
@@ -101,6 +101,7 @@ def train(
         quantized.quantizer.runtime(),
         decoded.decoder.runtime(),
         config.quantizer.code_beams,
+        first_code=config.quantizer.first_code,
     )
     model.save_pretrained(out)
     console.print(f"Model saved in {out} ({times}).")

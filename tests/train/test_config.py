@@ -56,6 +56,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("[heads]\ndropout = 1.5", r"\[heads\] dropout is 1.5"),
         ("derived_prompts = 2.0", "derived_prompts is 2.0"),
         ("[decoder]\nepochs = 0.0", r"\[decoder\] epochs is 0.0"),
+        ("[quantizer]\nepochs = -1.0", r"\[quantizer\] epochs is -1.0"),
+        ("[quantizer]\nfirst_code = 'given'", r"\[quantizer\] first_code is 'given'; choose one of modality, nearest"),
         ("[decoder]\naugmentation = 'mixup'", "mixup.*choose one of interpolate"),
         ("[clip]\ntune = 'half'", r"\[clip\] tune is 'half'; choose one of full, lora, heads, none"),
         ("[clip]\nprecision = 'int8'", r"\[clip\] precision is 'int8'.*bf16"),

@@ -1,5 +1,6 @@
 """Stage 2: the loss of Eq. 8 put together again by hand, and codebooks that start from the training data."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from genius.train.config import QuantizerStageConfig
 from genius.train.data import FrozenVectors
 from genius.train.loop import step_rng
 from genius.train.losses import contrastive_loss
-from genius.train.quantizer import QuantizerStage
+from genius.train.quantizer import QuantizerStage, purity
 
 DIM, CANDIDATES = 6, 30
 CONFIG = QuantizerStageConfig(
@@ -119,3 +120,80 @@ def test_validation_reports_what_the_codes_still_know(stage: QuantizerStage) -> 
     assert {"score", "d_task8", "fused", "distinct", "utilisation"} == figures.keys()
     assert 0 < figures["distinct"] <= 1
     assert 0 <= figures["score"] <= 100
+
+
+def test_epochs_take_the_place_of_steps(data: SimpleNamespace, vectors: FrozenVectors) -> None:
+    """30 queries in batches of 12: four passes are ten steps."""
+    for epochs, steps in ((0.0, CONFIG.steps), (4.0, 10), (0.001, 1)):
+        stage = QuantizerStage(data, vectors, replace(CONFIG, epochs=epochs), seed=3)  # type: ignore[arg-type]
+        assert stage.steps == steps
+
+
+@pytest.mark.parametrize("first_code", ["modality", "nearest"])
+@pytest.mark.parametrize("rq_mean", [False, True])
+def test_l_rq_is_the_sum_of_eq_7_or_its_mean_over_levels(
+    data: SimpleNamespace, vectors: FrozenVectors, rq_mean: bool, first_code: str
+) -> None:
+    """Vector by vector and level by level: the squared distance of the residual to the nearest code."""
+    config = replace(CONFIG, contrastive=0.0, gamma=0.0, rq_mean=rq_mean, first_code=first_code)
+    stage = QuantizerStage(data, vectors, config, seed=3)  # type: ignore[arg-type]
+    stage.start()
+    stage.module.eval()
+    with torch.no_grad():
+        loss, figures = stage.loss(5)
+        queries, targets = stage.pairs.draw(step_rng(3, "quantizer", 5), CONFIG.batch)
+        train = stage.data.train
+        z_q = stage.fusion(*tensor_pair(stage.vectors, stage.pairs.text[queries], stage.pairs.image[queries]))
+        z_c = stage.fusion(*tensor_pair(stage.vectors, train.text[targets], train.image[targets]))
+    distances = []  # (vectors, levels)
+    for z in (z_q, z_c):
+        for vector, modality in zip(z.double().numpy(), train.modality[targets], strict=True):
+            residual, found = vector, []
+            for level, book in enumerate(stage.quantizer.codebooks):
+                away = np.square(residual - book.numpy()).sum(axis=1)
+                code = modality if level == 0 and first_code == "modality" else int(away.argmin())
+                residual = residual - book[code].numpy()
+                found.append(np.square(residual).sum())
+            distances.append(found)
+    by_level = np.array(distances)
+    assert by_level.shape[1] == 3
+    expected = by_level.mean() if rq_mean else by_level.sum(axis=1).mean()
+    assert figures["rq"] == pytest.approx(expected, rel=1e-5)
+    assert float(loss) == pytest.approx(CONFIG.beta * expected / DIM, rel=1e-5)
+
+
+def test_a_learned_first_code_does_not_look_at_the_modality(data: SimpleNamespace, vectors: FrozenVectors) -> None:
+    """All candidates are two clusters and a third: the first codes find them, although the modalities say otherwise."""
+    rng = np.random.default_rng(4)
+    cluster = np.arange(CANDIDATES) % 5 % 3
+    places = np.eye(3, DIM)[cluster]
+    texts = np.append(places + 0.02 * rng.standard_normal((CANDIDATES, DIM)), np.zeros((1, DIM)), axis=0)
+    made = FrozenVectors(texts.astype(np.float32), texts.astype(np.float32))
+    stage = QuantizerStage(data, made, replace(CONFIG, first_code="nearest", sample=CANDIDATES), seed=3)  # type: ignore[arg-type]
+    stage.start()
+    fused, modality = stage.fuse(data.train), torch.from_numpy(data.train.modality)
+    codes = stage.scheme.encode(fused, modality)
+    assert purity(codes[:, 0].numpy(), cluster) == 1.0
+    assert len(set(codes[:, 0].tolist())) == 3
+    assert torch.equal(codes, stage.quantizer.encode(fused, None))
+    assert not torch.equal(codes, stage.quantizer.encode(fused, modality))
+    assert stage.scheme.sizes == stage.quantizer.sizes
+    assert all(map(torch.equal, stage.scheme.codebooks, stage.quantizer.codebooks))
+    stage.module.train()
+    before = stage.quantizer.codebooks[0].clone()
+    loss, _ = stage.loss(0)
+    loss.backward()
+    assert not torch.equal(before, stage.quantizer.codebooks[0])  # it follows the batch, as the other levels do
+    stage.module.eval()
+    with torch.no_grad():
+        assert 0 < stage.validate()["purity"] < 1
+
+
+def test_a_given_first_code_is_the_modality(stage: QuantizerStage) -> None:
+    modality = torch.from_numpy(stage.data.train.modality)
+    assert torch.equal(stage.scheme.encode(stage.fuse(stage.data.train), modality)[:, 0], modality)
+
+
+def test_purity_is_the_share_of_the_commonest_modality_of_each_code() -> None:
+    assert purity(np.array([0, 0, 0, 1, 1, 2]), np.array([2, 2, 1, 0, 0, 1])) == pytest.approx(5 / 6)
+    assert purity(np.zeros(4, int), np.array([0, 1, 2, 2])) == 0.5

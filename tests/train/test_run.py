@@ -202,6 +202,30 @@ def test_the_model_that_comes_out_works(trainer: Trainer, finished: Path) -> Non
     assert np.isfinite(model.fuse(vectors)).all()
 
 
+def test_a_model_of_learned_first_codes_says_so(trainer: Trainer, finished: Path, tmp_path: Path) -> None:
+    """Its decoder learned the IDs that the model gives its items, and those look at the vectors alone."""
+    out, made = tmp_path / "learned", []
+    learned = replace(CONFIG, quantizer=replace(CONFIG.quantizer, first_code="nearest", epochs=2.0))
+    original = run_module.DecoderStage
+
+    def keep(*arguments: Any) -> Any:
+        made.append(original(*arguments))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "DecoderStage", keep)
+        model = train([trainer.root], out, learned, cache=finished / "training/cache", console=QUIET)
+    assert (model.first_code, Genius.from_pretrained(finished).first_code) == ("nearest", "modality")
+    (stage,) = made
+    split = stage.data.val
+    taught = stage.val_codes.numpy()
+    assert (taught == model.codes(stage.vectors.vectors(split.text, split.image))).mean() > 0.99  # up to rounding
+    assert (taught[:, 0] != split.modality).any()
+    mine = [line for line in read_log(out) if line["stage"] == "quantizer"]
+    assert mine[-1]["step"] == 8  # two passes over 60 queries in batches of 16
+    assert 0 < mine[-1]["val_purity"] <= 1
+
+
 def test_the_heads_see_in_a_cache_what_they_see_later(trainer: Trainer, finished: Path) -> None:
     """The stage-1 vectors that stages 2 and 3 were trained on are those the finished model gives."""
     model = Genius.from_pretrained(finished)
