@@ -12,7 +12,7 @@ from genius.search.options import SearchOptions
 EVALUATE_EPILOG = examples(
     "genius evaluate data/mbeir --model mini",
     "genius evaluate data/mbeir --methods exact,fast,baselines --prompts all --out runs/mini",
-    "genius evaluate data/mbeir --setting local --tasks mscoco_task0",
+    "genius evaluate data/mbeir --setting local --tasks mscoco_task0 --protocol paper",
     notes="Interrupted? With --out, the same command continues where it stopped.",
 )
 ABLATE_EPILOG = examples("genius ablate data/mbeir --out ablations --quick", notes=RESUME)
@@ -41,6 +41,13 @@ def evaluate(
     prompts: Annotated[
         str, typer.Option(help="first: the first prompt of each task. all: mean and spread over all prompts.")
     ] = "first",
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="usual: the query's own image is never an answer. paper: it may be one, and rerank does not leave out "
+            "unlikely modalities."
+        ),
+    ] = "usual",
     beam: Beam = SearchOptions.beam,
     budget: Budget = SearchOptions.budget,
     int8: Annotated[bool, typer.Option("--int8", help="Search with 8-bit decoder weights.")] = False,
@@ -71,6 +78,7 @@ def evaluate(
         prompts,
         out,
         stdout(),
+        protocol,
     )
     for table in terminal_tables(results):
         stdout().print(table)

@@ -37,19 +37,21 @@ class _Column:
 
 def comparison_sections(measured: Sequence[tuple[dict[str, Any], Sequence[TaskResult]]]) -> Iterator[Section]:
     """A table for each benchmark and setting that two models, or one with an encoder of the paper, were measured in."""
-    benchmarks: dict[tuple[str, str], dict[str, _Model]] = {}
+    benchmarks: dict[tuple[str, str, str], dict[str, _Model]] = {}
     for run, results in measured:
-        about, found = run["model"], benchmarks.setdefault((run["benchmark"], run["split"]), {})
+        about, protocol = run["model"], run.get("protocol", "usual")
+        found = benchmarks.setdefault((run["benchmark"], run["split"], protocol), {})
         model = found.setdefault(about["fingerprint"], _Model(Path(about["name"] or "").name, about.get("encoder")))
         model.results |= {(r.setting, r.task, r.method): r for r in results if r.method in COMPARED}
-    for (benchmark, split), found in benchmarks.items():
+    for (benchmark, split, protocol), found in benchmarks.items():
         for setting, title in SETTINGS.items():
             models = [model for model in found.values() if any(key[0] == setting for key in model.results)]
             published = any(model.encoder in PAPER_ENCODERS for model in models)
             if len(models) > 1 or published:
                 number = 1 if setting == "local" else 2
+                data = f"{benchmark}, {split} split" + ", the paper's protocol" * (protocol == "paper")
                 yield Section(
-                    f"{title}: models side by side (the paper's Table {number}), {benchmark}, {split} split",
+                    f"{title}: models side by side (the paper's Table {number}), {data}",
                     3,
                     tables=[_table(models, setting, published)],
                     notes=[NOTE] * published,

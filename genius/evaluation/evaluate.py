@@ -2,7 +2,7 @@
 
 There are two settings. In `local`, each task searches its own pool. In `global`, all candidates are searched together,
 and the instruction alone tells the target modality. A query counts for Recall@k if any right candidate is among the
-first k answers. The image of the query itself never counts as an answer.
+first k answers. The image of the query itself never counts as an answer, except in the paper's protocol: see PROTOCOLS.
 """
 
 import time
@@ -31,6 +31,7 @@ from genius.evaluation.pool import CandidatePool, VectorSearchModel
 from genius.evaluation.runs import (
     BASELINES,
     METHODS,
+    PROTOCOLS,
     SETTINGS,
     WITHOUT_CODEBOOKS,
     RunFolder,
@@ -62,6 +63,7 @@ def evaluate(
     prompts: str = "first",
     out: Path | None = None,
     console: Console | None = None,
+    protocol: str = PROTOCOLS[0],
 ) -> list[TaskResult]:
     """Measure methods on every task of a split.
 
@@ -79,6 +81,7 @@ def evaluate(
         out: Folder that keeps results, TREC files and vectors. An interrupted run continues where it stopped. Later
             runs can add tasks, settings and methods.
         console: Where progress is shown.
+        protocol: One of PROTOCOLS: "usual", or "paper" for the authors' own.
 
     Returns:
         One result per setting, task and method.
@@ -87,6 +90,7 @@ def evaluate(
         GeniusError: An argument is not valid, or the benchmark cannot be read or encoded.
     """
     check_names(settings, SETTINGS, "setting")
+    check_names([protocol], PROTOCOLS, "protocol")
     if methods is None:
         methods = WITHOUT_CODEBOOKS if model.encoder_only else METHODS
     check_names(methods, METHODS + BASELINES, "method")
@@ -99,17 +103,17 @@ def evaluate(
     if set(methods) & set(FAISS_BASELINES):
         load_faiss()
     asked = read_evaluation_split(benchmark, split, limit, tasks, prompts)
-    _check_tasks(asked.data, settings)
+    _check_tasks(asked.data, settings, protocol)
     run = None
     if out is not None:
         _check_ids(asked.data)
         facts = {"benchmark": benchmark.root.resolve().name, "split": split, "beam": beam, "budget": budget}
-        facts |= {"limit": limit, "prompts": prompts, "digest": asked.digest}
+        facts |= {"limit": limit, "prompts": prompts, "protocol": protocol, "digest": asked.digest}
         run = RunFolder(out, {"model": _model_facts(model), **facts})
     encoded = encode_split(model, asked, settings, console, run)
     if run and not model.encoder_only and ("global" in settings or not run.facts.get("codebooks")):
         run.facts["codebooks"] = codebook_use(encoded.codes[searched_rows(asked.data, settings)], model.sizes)
-    return evaluate_encoded(model, encoded, settings, methods, beam, budget, console, run)
+    return evaluate_encoded(model, encoded, settings, methods, beam, budget, console, run, protocol)
 
 
 def evaluate_encoded(
@@ -121,11 +125,12 @@ def evaluate_encoded(
     budget: int | None = SearchOptions.budget,
     console: Console | None = None,
     run: RunFolder | None = None,
+    protocol: str = PROTOCOLS[0],
 ) -> list[TaskResult]:
     """Measure methods on every task of an encoded split. Results that `run` holds are not measured again."""
     if model.quantizer is None and {"codes", "rq"} & set(methods):
         raise GeniusError("Without a quantizer there is no search by codes. Leave out the methods codes and rq.")
-    _check_tasks(encoded.data, settings)
+    _check_tasks(encoded.data, settings, protocol)
     data, results = encoded.data, []
     jobs = [(setting, task, method) for setting in settings for task in data.tasks for method in methods]
     pools: dict[str, CandidatePool] = {}
@@ -137,11 +142,13 @@ def evaluate_encoded(
             if result is None:
                 key = "" if setting == "global" else task.task.name
                 if key not in pools:  # keep one pool only: it may be large
-                    pools = {key: CandidatePool(model, encoded, pool_rows(data, task, setting), beam, budget)}
+                    rows = pool_rows(data, task, setting)
+                    pools = {key: CandidatePool(model, encoded, rows, beam, budget, protocol)}
                 answers = _search(encoded, task, pools[key], method, lambda n: progress.advance(bar, n))
-                result = _result(data, task, setting, method, answers)
+                right = _right_pairs(data, task, answers.pool, protocol)
+                result = _result(data, task, setting, method, answers, right)
                 if run:
-                    run.add(result, data, task, _right_pairs(data, task, answers.pool), answers.candidates)
+                    run.add(result, data, task, right, answers.candidates)
             else:
                 progress.advance(bar, len(task))
             results.append(result)
@@ -164,7 +171,7 @@ def _model_facts(model: Genius) -> dict[str, object]:
 # Checks before anything is searched
 
 
-def _check_tasks(data: SplitData, settings: Sequence[str]) -> None:
+def _check_tasks(data: SplitData, settings: Sequence[str], protocol: str) -> None:
     """Refuse tasks whose recall could only be zero."""
     for setting in settings:
         for task in data.tasks:
@@ -178,10 +185,10 @@ def _check_tasks(data: SplitData, settings: Sequence[str]) -> None:
                     f"{setting} pool, such as {task.qids[missing[0]]}. The ids of queries and pool do not belong "
                     "together: check these files."
                 )
-            if not _right_pairs(data, task, rows).size:
+            if not _right_pairs(data, task, rows, protocol).size:
                 raise BadData(
                     f"{task.task.name}: every right candidate in the {setting} pool shows the image of its own query, "
-                    "which is never an answer. Check the image paths of queries and candidates."
+                    "which is never an answer in this protocol. Check the image paths of queries and candidates."
                 )
 
 
@@ -228,29 +235,39 @@ def _search(
             ranked.append(rank(queries))
             seconds += time.perf_counter() - started
             advance(len(rows) / len(texts))
-        answers.append(_without_own_image(encoded.data, task, pool.rows, np.concatenate(ranked), cut))
+        answers.append(_candidates(encoded.data, task, pool.rows, np.concatenate(ranked), cut, pool.protocol))
     return _Answers(pool.rows, answers, seconds / len(texts) / len(task), pool.bytes_per_item(method))
 
 
-def _without_own_image(data: SplitData, task: TaskData, pool: np.ndarray, ranked: np.ndarray, cut: int) -> np.ndarray:
-    """Rows of the pool (q, k) -> candidates (q, cut) other than the query's own image, -1 at the end."""
+def _candidates(
+    data: SplitData, task: TaskData, pool: np.ndarray, ranked: np.ndarray, cut: int, protocol: str
+) -> np.ndarray:
+    """Rows of the pool (q, k) -> candidates (q, cut) that may be answers, -1 at the end."""
     found = np.where(ranked >= 0, pool[ranked], -1)
-    own = (task.image[:, None] >= 0) & (data.image[found] == task.image[:, None]) & (found >= 0)
+    own = _own_image(data, task.image[:, None], found, protocol) & (found >= 0)
     order = np.argsort(own | (found < 0), axis=1, kind="stable")[:, :cut]  # own images and gaps to the end
     return np.take_along_axis(np.where(own, -1, found), order, axis=1)
 
 
-def _right_pairs(data: SplitData, task: TaskData, rows: np.ndarray) -> np.ndarray:
-    """(2, pairs): queries and their right candidates in the pool, other than the query's own image."""
+def _own_image(data: SplitData, image: np.ndarray, candidates: np.ndarray, protocol: str) -> np.ndarray:
+    """Whether candidates show the image of their query, which is then no answer. Never, in the paper's protocol."""
+    own: np.ndarray = (image >= 0) & (data.image[candidates] == image)
+    return own if protocol == "usual" else np.zeros_like(own)
+
+
+def _right_pairs(data: SplitData, task: TaskData, rows: np.ndarray, protocol: str) -> np.ndarray:
+    """(2, pairs): queries and their right candidates in the pool that may be answers."""
     query = np.repeat(np.arange(len(task)), [len(positives) for positives in task.positives])
     query, right = divmod(np.unique(query * len(data.text) + np.concatenate(task.positives)), len(data.text))
-    own = (task.image[query] >= 0) & (data.image[right] == task.image[query])
+    own = _own_image(data, task.image[query], right, protocol)
     return np.stack([query, right])[:, np.isin(right, rows) & ~own]
 
 
-def _result(data: SplitData, task: TaskData, setting: str, method: str, answers: _Answers) -> TaskResult:
+def _result(
+    data: SplitData, task: TaskData, setting: str, method: str, answers: _Answers, right_pairs: np.ndarray
+) -> TaskResult:
     """All metrics of one method on one task: means over queries and prompts."""
-    query, right_row = _right_pairs(data, task, answers.pool)
+    query, right_row = right_pairs
     positives = np.bincount(query, minlength=len(task))
     known = query * len(data.text) + right_row
     owner = np.arange(len(task))[:, None] * len(data.text)

@@ -9,13 +9,13 @@ import numpy as np
 from genius.encoders.base import Vectors
 from genius.evaluation.baselines import FaissBaseline, NearestCodes, build_baseline
 from genius.evaluation.encoded_split import EncodedSplit
-from genius.evaluation.runs import BASELINES, id_bytes
+from genius.evaluation.runs import BASELINES, PROTOCOLS, id_bytes
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.genius import Genius
 from genius.model.quantizer_runtime import QuantizerRuntime
 from genius.runtime.threads import thread_count
 from genius.search.options import Mode, SearchOptions
-from genius.search.searcher import Searcher
+from genius.search.searcher import MIN_MODALITY_RATIO, Searcher
 
 EXACT_BLOCK = 1 << 17  # candidates compared at once by exact search
 
@@ -45,9 +45,15 @@ class CandidatePool:
     """Candidates in some rows of a split. Indexes and vectors of a method are made when it is first used."""
 
     def __init__(
-        self, model: VectorSearchModel, split: EncodedSplit, rows: np.ndarray, beam: int, budget: int | None
+        self,
+        model: VectorSearchModel,
+        split: EncodedSplit,
+        rows: np.ndarray,
+        beam: int,
+        budget: int | None,
+        protocol: str = PROTOCOLS[0],
     ) -> None:
-        self.model, self.rows, self.beam, self.budget = model, rows, beam, budget
+        self.model, self.rows, self.beam, self.budget, self.protocol = model, rows, beam, budget, protocol
         self.vectors = split.vectors(split.data.text[rows], split.data.image[rows])
         self.codes, self.modality = split.codes[rows], split.data.modality[rows]
         self._baselines: dict[str, FaissBaseline | NearestCodes] = {}
@@ -108,7 +114,8 @@ class CandidatePool:
     def _search(self, searcher: Searcher, mode: Mode, queries: Vectors, k: int) -> np.ndarray:
         fused, embedding = self.model.fuse(queries), queries.embedding()
         options = SearchOptions(k=k, mode=mode, beam=self.beam, budget=self.budget)
-        return searcher.search(fused, embedding, None, options).top.rows
+        ratio = 0.0 if mode == "rerank" and self.protocol == "paper" else MIN_MODALITY_RATIO
+        return searcher.search(fused, embedding, None, options, ratio).top.rows
 
     def _baseline(self, method: str) -> FaissBaseline | NearestCodes:
         if method not in self._baselines:

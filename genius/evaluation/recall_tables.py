@@ -17,6 +17,10 @@ from genius.evaluation.runs import BASELINES, GROUPS, METHODS, TaskResult, headl
 
 SETTINGS = {"local": "Task-specific", "global": "Universal"}
 CUTS = (1, 5, 10)
+PROTOCOL_NOTES = {
+    "usual": "The image of a query is never an answer.",
+    "paper": "The paper's protocol: the image of a query may be an answer, and `rerank` leaves out no modality.",
+}
 METRICS: dict[str, tuple[Callable[[TaskResult], float], str]] = {
     "MRR@10": (lambda result: result.mrr, ".3f"),
     "nDCG@10": (lambda result: result.ndcg, ".3f"),
@@ -128,10 +132,11 @@ def run_sections(run: dict[str, Any], results: Sequence[TaskResult]) -> Iterator
     limit = f"at most {run['limit']:,} queries per task" if run["limit"] else "all queries"
     budget = f"{run['budget']:,} candidates" if run["budget"] else "by the number of candidates"
     prompts = "averaged over all prompts" if run["prompts"] == "all" else "first prompt"
+    protocol = PROTOCOL_NOTES[run.get("protocol", "usual")]
     yield Section(
         "Recall",
         text=f"Model {Path(model['name']).name}, fingerprint `{model['fingerprint'][:12]}`; {run['benchmark']}, "
-        f"{run['split']} split, {limit}, {prompts}; beam {run['beam']}, budget {budget}.",
+        f"{run['split']} split, {limit}, {prompts}; beam {run['beam']}, budget {budget}. {protocol}",
     )
     for one in settings:
         pools = "each task in its own pool" if one.setting == "local" else "one pool for all tasks"

@@ -30,6 +30,9 @@ WITHOUT_CODEBOOKS = METHODS[:2]
 """What is measured of a model without codebooks, whose fused vectors are its stage-1 vectors."""
 SETTINGS = ("local", "global")
 PROMPTS = ("first", "all")
+PROTOCOLS = ("usual", "paper")
+"""usual: the image of a query is never an answer. paper: it may be one, and `rerank` searches every modality that the
+beams reach, not only likely ones."""
 CUTS = (1, 5, 10)
 WIDE_CUTS = (1, 5, 10, 20, 50)
 WIDE = ("fashion200k", "fashioniq")
@@ -125,7 +128,7 @@ class RunFolder:
         path = self.folder / "run.json"
         if not path.exists():
             return 0.0
-        stored = read_json(path, "results")
+        stored = {"protocol": PROTOCOLS[0], **read_json(path, "results")}  # older runs do not name it
         if not (self.folder / "vectors.npz").exists() and not any((self.folder / "results").glob("*.json")):
             return 0.0  # it failed before anything was computed
         names = {"digest": "state of the benchmark's files", "limit": "limit", "prompts": "choice of prompts"}

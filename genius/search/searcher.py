@@ -18,7 +18,7 @@ from genius.search.results import BatchResult, Branch, SearchTrace, TopK
 from genius.search.trie import Trie, concatenate_ranges
 
 MIN_MODALITY_RATIO = 0.1
-"""Modalities less probable than this times the most probable one are not re-ranked."""
+"""The default of `Searcher.search`."""
 
 RANK_BLOCK = 16_384  # embeddings that are read at once
 SPARE = 65_536  # minimum number of free rows of an AppendBuffer
@@ -120,6 +120,7 @@ class Searcher:
         embedding: np.ndarray,
         targets: Sequence[int | None] | np.ndarray | None = None,
         options: SearchOptions | None = None,
+        min_modality_ratio: float = MIN_MODALITY_RATIO,
     ) -> BatchResult:
         """Find the k best rows of each query. Results do not depend on the rest of the batch.
 
@@ -128,6 +129,8 @@ class Searcher:
             embedding: (q, dim) normalised query vectors, from `Vectors.embedding`.
             targets: Modality of the hits of each query. None (-1 in an array) leaves it to the decoder.
             options: How to search. The filters `where` and `ids` are not read here: see `restrict`.
+            min_modality_ratio: Modalities less probable than this times the most probable one are not re-ranked. 0
+                re-ranks all that the beams reach.
 
         Raises:
             GeniusError: A query vector is not finite, the number of targets is not q, or the model cannot generate.
@@ -141,14 +144,18 @@ class Searcher:
         fused, embedding = np.asarray(fused, np.float32), np.asarray(embedding, np.float32)
         _check_finite(fused, embedding)
         started = time.perf_counter()
-        beams = self._generate(fused, targets, options)
+        beams = self._generate(fused, targets, options, min_modality_ratio)
         generated = time.perf_counter()
         top_k = self._rank(beams, fused, embedding, options)
         seconds = {"generate": generated - started, "rerank": time.perf_counter() - generated}
         return BatchResult(top_k, [SearchTrace(self._branches(found), found.items) for found in beams], seconds)
 
     def _generate(
-        self, fused: np.ndarray, targets: Sequence[int | None] | np.ndarray | None, options: SearchOptions
+        self,
+        fused: np.ndarray,
+        targets: Sequence[int | None] | np.ndarray | None,
+        options: SearchOptions,
+        min_modality_ratio: float,
     ) -> list[Beams]:
         """Generate IDs of the collection: decoder and trie."""
         targets = _target_codes(targets, len(fused))
@@ -163,7 +170,7 @@ class Searcher:
             max_items=max(budget, options.k) if options.mode == "fast" else None,
             targets=targets,
             tails=options.mode == "generate",
-            min_modality_ratio=0.0 if options.mode == "generate" else MIN_MODALITY_RATIO,
+            min_modality_ratio=0.0 if options.mode == "generate" else min_modality_ratio,
         )
 
     def _rank(self, beams: list[Beams], fused: np.ndarray, embedding: np.ndarray, options: SearchOptions) -> TopK:

@@ -24,7 +24,7 @@ from genius.evaluation import evaluate as module
 from genius.evaluation import pool as pool_module
 from genius.evaluation.encoded_split import encode_split, read_evaluation_split
 from genius.evaluation.evaluate import evaluate, evaluate_encoded
-from genius.evaluation.runs import BASELINES, CUTS, METHODS, SETTINGS, TaskResult
+from genius.evaluation.runs import BASELINES, CUTS, METHODS, PROTOCOLS, SETTINGS, TaskResult
 from genius.model.encoder_only import encoder_only
 from genius.model.genius import Genius
 from genius.networks.quantizer import Quantizer
@@ -64,7 +64,15 @@ class Expected:
     ndcg: float
 
 
-def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: str, split: str = "test") -> Expected:
+def slowly(
+    model: Genius,
+    bench: Benchmark,
+    task: Task,
+    setting: str,
+    method: str,
+    split: str = "test",
+    protocol: str = "usual",
+) -> Expected:
     """One query after another, every candidate scored and sorted."""
     pool = list(bench.pool(task, split) if setting == "local" else bench.global_pool(split))
     if method == "exact-modality":
@@ -87,7 +95,8 @@ def slowly(model: Genius, bench: Benchmark, task: Task, setting: str, method: st
         else:
             score = decoder(z.expand(len(ids), -1), torch.from_numpy(ids.astype(np.int64))).sum(dim=1).numpy()[which]
         ranking = [pool[row] for row in np.argsort(-score, kind="stable")]
-        answers = [c for c in ranking if query.image_path is None or c.image_path != query.image_path][: CUTS[-1]]
+        kept = query.image_path is None or protocol == "paper"
+        answers = [c for c in ranking if kept or c.image_path != query.image_path][: CUTS[-1]]
         for cut in CUTS:
             hits[cut] += any(c.did in query.positives for c in answers[:cut])
         kinds += [c.modality == task.target_modality for c in answers[:5]]
@@ -163,8 +172,11 @@ def test_the_querys_own_image_is_no_answer(model: Genius, bench: Benchmark) -> N
     assert case.score().ndcg == 1
     data.tasks[0].positives[0] = np.array([0])
     assert case.score().recall == {1: 0, 5: 0, 10: 0}
+    assert case.score("paper").recall == {1: 100, 5: 100, 10: 100}
     data.tasks[0].positives[0] = np.array([0, 1])  # its own image is nothing that could have been found, either
     assert case.score().ndcg == 1
+    data.tasks[0].positives[0] = np.array([1])  # in the paper's protocol it takes the first place
+    assert case.score("paper").recall == {1: 0, 5: 100, 10: 100}
 
 
 @dataclass
@@ -177,11 +189,12 @@ class Case:
     def task(self) -> TaskData:
         return self.split.tasks[0]
 
-    def score(self) -> TaskResult:
+    def score(self, protocol: str = "usual") -> TaskResult:
         cut = module.cuts_of(self.task.task.dataset)[-1]
-        answers = module._without_own_image(self.split, self.task, self.pool, self.ranked, cut)
+        answers = module._candidates(self.split, self.task, self.pool, self.ranked, cut, protocol)
+        right = module._right_pairs(self.split, self.task, self.pool, protocol)
         asked = module._Answers(self.pool, [answers], 0.0, 1.0)
-        return module._result(self.split, self.task, "local", "exact", asked)
+        return module._result(self.split, self.task, "local", "exact", asked, right)
 
 
 def make_case(seed: int, queries: int, candidates: int, answers: int) -> Case:
@@ -202,23 +215,24 @@ def make_case(seed: int, queries: int, candidates: int, answers: int) -> Case:
     return Case(SplitData([data], [f"d{n}" for n in range(candidates)], text, image), pool, ranked)
 
 
-def answers_of(case: Case, query: int) -> list[int]:
+def answers_of(case: Case, query: int, protocol: str = "usual") -> list[int]:
     rows = [int(case.pool[row]) for row in case.ranked[query] if row >= 0]
     own = case.task.image[query]
-    return [row for row in rows if own < 0 or case.split.image[row] != own]
+    return [row for row in rows if own < 0 or case.split.image[row] != own or protocol == "paper"]
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 30), st.integers(1, 20))
-def test_scores_against_a_loop(seed: int, queries: int, candidates: int, answers: int) -> None:
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 30), st.integers(1, 20), st.sampled_from(PROTOCOLS))
+def test_scores_against_a_loop(seed: int, queries: int, candidates: int, answers: int, protocol: str) -> None:
     case = make_case(seed, queries, candidates, answers)
-    score = case.score()
+    score = case.score(protocol)
     kinds = []
+    found = [answers_of(case, query, protocol) for query in range(queries)]
     for cut in CUTS:
-        hits = [bool(set(answers_of(case, q)[:cut]) & set(case.task.positives[q].tolist())) for q in range(queries)]
+        hits = [bool(set(found[q][:cut]) & set(case.task.positives[q].tolist())) for q in range(queries)]
         assert score.recall[cut] == pytest.approx(100 * sum(hits) / queries)
     for query in range(queries):
-        for row in answers_of(case, query)[:5]:
+        for row in found[query][:5]:
             kind = Modality.TEXT if case.split.image[row] < 0 else Modality.IMAGE
             kind = Modality.IMAGE_TEXT if kind == Modality.IMAGE and case.split.text[row] >= 0 else kind
             kinds.append(kind == case.task.task.target_modality)
@@ -279,15 +293,35 @@ def test_beam_and_budget_reach_the_search(model: Genius, bench: Benchmark, monke
     seen = set()
     search = pool_module.Searcher.search
 
-    def watched(self, fused, embedding, targets, options):  # type: ignore[no-untyped-def]
-        seen.add((options.mode, options.beam, options.budget, self.embeddings is None))
+    def watched(self, fused, embedding, targets, options, ratio):  # type: ignore[no-untyped-def]
+        seen.add((options.mode, options.beam, options.budget, self.embeddings is None, ratio))
         assert targets is None  # the model must understand the prompt
-        return search(self, fused, embedding, targets, options)
+        return search(self, fused, embedding, targets, options, ratio)
 
     monkeypatch.setattr(pool_module.Searcher, "search", watched)
-    evaluate(model, bench, settings=("global",), tasks=["shapes_task0"], beam=33, budget=44, limit=1, console=QUIET)
+    asked = {"settings": ("global",), "tasks": ["shapes_task0"], "beam": 33, "budget": 44, "limit": 1}
     modes = [("generate", False), ("rerank", False), ("fast", False), ("fast", True)]
-    assert seen == {(mode, 33, 44, bare) for mode, bare in modes}
+    for protocol in PROTOCOLS:
+        seen.clear()
+        evaluate(model, bench, console=QUIET, protocol=protocol, **asked)
+        every = {"rerank"} if protocol == "paper" else set()  # modes that leave out no modality
+        assert seen == {(mode, 33, 44, bare, 0.0 if mode in every else 0.1) for mode, bare in modes}
+
+
+def test_the_papers_protocol_keeps_the_own_image(model: Genius, bench: Benchmark, scores: list[TaskResult]) -> None:
+    """In tasks from images, it takes a place of the right ones."""
+    tasks = [Task(DATASET, number) for number in (0, 4, 7)]
+    paper = evaluate(model, bench, tasks=[task.name for task in tasks], console=QUIET, protocol="paper")
+    assert len(paper) == 2 * 3 * len(METHODS)
+    for score in paper:
+        task = next(task for task in tasks if task.name == score.task)
+        check(score, slowly(model, bench, task, score.setting, score.method, protocol="paper"))
+    usual = {(s.setting, s.task, s.method): s for s in scores}
+    changed = {s.task for s in paper if s.mrr < usual[s.setting, s.task, s.method].mrr}
+    assert changed == {"shapes_task4", "shapes_task7"}
+    assert all(s.mrr <= usual[s.setting, s.task, s.method].mrr for s in paper)
+    with pytest.raises(GeniusError, match=r"no protocol 'authors'\. Choose from usual, paper"):
+        evaluate(model, bench, protocol="authors", console=QUIET)
 
 
 def test_a_beam_of_one_gives_one_answer(model: Genius, bench: Benchmark) -> None:

@@ -222,6 +222,20 @@ def test_models_stand_side_by_side_as_in_the_paper(tmp_path: Path, undrawn: None
     assert rows_of(table, "fashion200k")[0][2] == rows_of(table, "mean")[0][2] == "–"
 
 
+def test_protocols_are_named_and_not_mixed(tmp_path: Path, undrawn: None) -> None:
+    """A run that names none is a usual one. The same model in both protocols is not two models side by side."""
+    usual, paper = write_run(tmp_path / "usual"), write_run(tmp_path / "paper", protocol="paper")
+    _, markdown = made([usual, paper], tmp_path)
+    assert markdown.count("The image of a query is never an answer.") == 1
+    assert markdown.count("The paper's protocol: the image of a query may be an answer") == 1
+    assert "side by side" not in markdown
+    model = json.loads((paper / "run.json").read_text())["model"] | {"encoder": "clip", "fingerprint": "other"}
+    clip = [write_run(tmp_path / f"clip-{name}", model=model, protocol=name) for name in ("usual", "paper")]
+    _, markdown = made([usual, paper, *clip], tmp_path)
+    titles = [line for line in markdown.splitlines() if "Task-specific: models side by side" in line]
+    assert [title.endswith("test split, the paper's protocol") for title in titles] == [False, True]
+
+
 @pytest.mark.parametrize(("setting", "averages"), [("global", (48.9, 45.5, 28.8, 38.3))])
 def test_papers_figures_give_the_papers_average(setting: str, averages: tuple[float, ...]) -> None:
     rows = [row for part in RECALL[setting].values() for row in part.values()]

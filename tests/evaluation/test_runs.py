@@ -148,6 +148,27 @@ def test_a_run_grows_by_tasks_settings_and_methods(
     assert here["codebooks"] == there["codebooks"]
 
 
+def test_a_run_of_the_papers_protocol_is_not_continued_in_another(
+    model: Genius, bench: Benchmark, folder: Path, tmp_path: Path
+) -> None:
+    asked = {"tasks": ["shapes_task4"], "settings": ("local",), "methods": ("exact",)}
+    measure(model, bench, tmp_path, protocol="paper", **asked)
+    assert json.loads((tmp_path / "run.json").read_text())["protocol"] == "paper"
+    with pytest.raises(BadData, match=r"another protocol .paper there, usual here"):
+        measure(model, bench, tmp_path, **asked)
+
+
+def test_a_run_that_names_no_protocol_is_a_usual_one(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
+    asked = {"tasks": ["shapes_task4"], "settings": ("local",), "methods": ("exact",)}
+    before = measure(model, bench, tmp_path, **asked)
+    run = json.loads((tmp_path / "run.json").read_text())
+    del run["protocol"]
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    with pytest.raises(BadData, match=r"another protocol .usual there, paper here"):
+        measure(model, bench, tmp_path, protocol="paper", **asked)
+    assert measure(model, bench, tmp_path, **asked) == before
+
+
 def test_all_prompts_have_a_file_each(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
     measure(model, bench, tmp_path, prompts="all", tasks=["shapes_task0"], settings=("global",), methods=("exact",))
     names = {file.name for file in (tmp_path / "trec/global").iterdir()}
@@ -163,6 +184,7 @@ def test_all_prompts_have_a_file_each(model: Genius, bench: Benchmark, tmp_path:
         ({"limit": 2}, "another limit .None there, 2 here"),
         ({"split": "val"}, "another split .test there, val here"),
         ({"prompts": "all"}, "another choice of prompts"),
+        ({"protocol": "paper"}, "another protocol .usual there, paper here"),
     ],
 )
 def test_other_settings_are_refused(
