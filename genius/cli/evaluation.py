@@ -15,7 +15,26 @@ EVALUATE_EPILOG = examples(
     "genius evaluate data/mbeir --setting local --tasks mscoco_task0 --protocol paper",
     notes="Interrupted? With --out, the same command continues where it stopped.",
 )
-ABLATE_EPILOG = examples("genius ablate data/mbeir --out ablations --quick", notes=RESUME)
+ABLATION_TABLES = {
+    "components": "Table 4: key components",
+    "codebooks": "Table 5: codebook size and levels",
+    "modality": "supplement, Table 3: where the modality code comes from",
+    "beams": "supplement, Table 4: beam size",
+    "decoder-size": "supplement, Table 5: decoder size",
+    "more-codes": "supplement, Table 6: more codes, and one codebook for all levels",
+    "ids": "supplement, Table 7: IDs in the style of earlier work",
+    "rerank-local": "supplement, Table 8: re-ranking, each task in its own pool",
+    "rerank-global": "supplement, Table 9: re-ranking, one pool for all tasks",
+}
+"""Names and contents of the tables of ablations.toml, for the help text."""
+ABLATE_EPILOG = examples(
+    "genius ablate data/mbeir --out ablations --size quick",
+    "genius ablate data/mbeir --out ablations --table components --table beams",
+    "genius ablate data/mbeir --out ablations --table ids,modality --size full --seeds 3",
+    notes="\n\n".join(
+        ["Tables:", *(f"[bold]{name}[/bold]: {about}" for name, about in ABLATION_TABLES.items()), RESUME]
+    ),
+)
 REPORT_EPILOG = examples("genius report runs/mini ablations --out report.html")
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Use N random queries per task. Default: all.")]
 
@@ -103,17 +122,40 @@ def ablate(
         str, typer.Option(help="Model whose stage-1 vectors are used: the bundled model's name, or a folder.")
     ] = "mini",
     cache: Cache = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter trainings, fewer queries: under an hour.")] = False,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Table to train, or a comma-separated list; may be repeated. Default: all."),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="quick: small models, 100 queries a task. full: the sizes of mini. paper: Sec. 5.2 of the paper, for "
+            "M-BEIR. Default: each table in its own size: full for the tables components, beams, rerank-local and "
+            "rerank-global, quick for the others.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", help="Trainings of each row. Default: 3 in full size, 1 in the others.")
+    ] = None,
     rows: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Comma-separated list of ablations. Default: all."),
+        typer.Option(metavar="LIST", help="Comma-separated list of rows of these tables. Default: all."),
     ] = None,
-    limit: Limit = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Use N random queries per task. Default: 100 in quick size, 1,000 in full size."
+        ),
+    ] = None,
 ) -> None:
     """Train and measure the ablations of the paper: what each part of the method contributes."""
     from genius.evaluation.ablations import ablate as run_ablations
 
-    run_ablations(data, out, model, cache, quick, None if rows is None else split_names(rows), limit, stdout())
+    tables = None if table is None else [name for names in table for name in split_names(names)]
+    names = None if rows is None else split_names(rows)
+    run_ablations(data, out, model, cache, tables, size, seeds, names, limit, stdout())
+    say(f"All results are in {out}. Next: genius report {out} --out report.html")
 
 
 def report(

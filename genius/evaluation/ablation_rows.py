@@ -1,21 +1,26 @@
-"""The rows of the paper's ablation tables, read from ablations.toml."""
+"""The rows of the paper's ablation tables in their sizes, read from ablations.toml."""
 
 import hashlib
 import json
 import tomllib
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from genius.errors import BadData
+from genius.evaluation.estimate import STUDENT
 from genius.evaluation.id_schemes import SCHEMES, SINGLE_MODALITY
 from genius.evaluation.runs import METHODS, SETTINGS, check_names
 from genius.train.config import TrainConfig, check, make_config
 
 TABLE = Path(__file__).parent / "ablations.toml"
 FUSIONS = ("image+text", "random")
+DECODERS = ("paper", "mini")
 DIRECTIONS = ("reference", "harmful", "helpful", "mixed", "unknown")
-_ABOUT = {"table": "", "label": "", "ours": "", "against": None, "direction": "", "paper": None}
-_KEYS = ("name", "setting", "beam", "methods", "scheme", "fusion", "train", "quick", *_ABOUT)
+MAX_SEEDS = 1 + len(STUDENT)
+_ABOUT = {"label": "", "against": None, "direction": "", "paper": None}
+_KEYS = ("name", "table", "ours", "setting", "beam", "methods", "scheme", "fusion", "decoder", "train", *_ABOUT)
 
 
 @dataclass(frozen=True)
@@ -36,58 +41,108 @@ class AblationTraining:
         """Identifies stage 3."""
         return digest(self.quantizer, asdict(self.config.decoder), self.scheme)
 
+    def seeded(self, seed: int) -> "AblationTraining":
+        """The same training with another seed of weights, batches and augmentation."""
+        return replace(self, config=replace(self.config, seed=self.config.seed + seed))
+
+
+@dataclass(frozen=True)
+class AblationSize:
+    """How large the rows are trained. limit: queries per task. seeds: trainings per row."""
+
+    name: str
+    limit: int | None
+    seeds: int
+    seconds: dict[str, float]  # on one core: of a "quantizer_step", a "decoder_step", and the "search" of a row
+
+
+@dataclass(frozen=True)
+class AblationTable:
+    """A table of the paper, or one of ours. size: the one in which it is trained by default."""
+
+    name: str
+    title: str
+    about: str
+    size: str
+
 
 @dataclass(frozen=True)
 class AblationRow:
-    """One row of a table. `about` is copied to the report: table, label, the paper's results."""
+    """One row of a table in one size. `about` is copied to the report: label, the paper's results."""
 
     name: str
+    table: AblationTable
+    size: AblationSize
     setting: str
     beam: int
     methods: tuple[str, ...]
-    training: AblationTraining
+    training: AblationTraining  # with the first seed
     about: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class AblationPlan:
-    """All rows in one size. minutes: one training with its rows on one core. limit: queries per task."""
+def read_ablations(size: str | None = None, tables: Sequence[str] | None = None) -> tuple[AblationRow, ...]:
+    """Read the rows of ablations.toml.
 
-    rows: tuple[AblationRow, ...]
-    minutes: float
-    limit: int | None
-
-
-def read_ablations(quick: bool) -> AblationPlan:
-    """Read ablations.toml in its quick or full size.
+    Args:
+        size: One of the sizes there. Default: the size of each table.
+        tables: Names of tables. Default: all.
 
     Raises:
-        GeniusError: A row is not valid.
+        GeniusError: There is no such size or table, or a row is not valid.
     """
-    table = tomllib.loads(TABLE.read_text())
-    size = table["quick" if quick else "full"]
-    minutes, limit = size.pop("minutes"), size.pop("limit", None)
-    return AblationPlan(tuple(_row(table["defaults"] | row, size, quick) for row in table["row"]), minutes, limit)
+    content = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    known = {name: AblationTable(name, **values) for name, values in content["table"].items()}
+    if size is not None:
+        check_names([size], list(content["size"]), "size")
+    chosen = list(known) if tables is None else list(tables)
+    check_names(chosen, list(known), "table")
+    rows = []
+    for values in content["row"]:
+        check_names([values["table"]], list(known), f"{TABLE.name}, row {values['name']}: table")
+        table = known[values["table"]]
+        if table.name in chosen:
+            rows.append(_row(content, content["defaults"] | values, table, size or table.size))
+    return tuple(rows)
 
 
-def _row(values: dict[str, Any], size: dict[str, Any], quick: bool) -> AblationRow:
+def size_names() -> list[str]:
+    """The names of all sizes."""
+    return list(tomllib.loads(TABLE.read_text(encoding="utf-8"))["size"])
+
+
+def check_seeds(seeds: int | None) -> None:
+    """Raise BadData if this is no number of seeds."""
+    if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
+        raise BadData(f"The number of seeds is {seeds}; it must be between 1 and {MAX_SEEDS}.")
+
+
+def _row(content: dict[str, Any], values: dict[str, Any], table: AblationTable, size: str) -> AblationRow:
     where = f"{TABLE.name}, row {values['name']}"
-    check_names(list(values), _KEYS, f"{where}: setting")
-    for key, known in {"setting": SETTINGS, "scheme": SCHEMES, "fusion": FUSIONS, "direction": DIRECTIONS}.items():
+    check_names(list(values), [*_KEYS, *(f"train_{name}" for name in content["size"])], f"{where}: setting")
+    choices = {"setting": SETTINGS, "scheme": SCHEMES, "fusion": FUSIONS, "decoder": DECODERS, "direction": DIRECTIONS}
+    for key, known in choices.items():
         check_names([values[key]], known, f"{where}: {key}")
     check_names(values["methods"], METHODS, f"{where}: method")
-    changes = values.get("train", {})
-    if quick:
-        changes = values.get("quick", changes)
-    config = make_config(TrainConfig, _merged(size, changes), where)
+    settings = dict(content["size"][size])
+    facts = AblationSize(size, settings.pop("limit", None), settings.pop("seeds"), settings.pop("seconds"))
+    if values["decoder"] == "paper":
+        settings = _merged(settings, {"decoder": content["paper_decoder"]})
+    changes = values.get(f"train_{size}", values.get("train", {}))
+    config = make_config(TrainConfig, _merged(settings, changes), where)
     check(config)
+    ours = values.get("ours", "")
     return AblationRow(
         values["name"],
+        table,
+        facts,
         values["setting"],
         values["beam"],
         tuple(values["methods"]),
         AblationTraining(config, values["scheme"], values["fusion"]),
-        {key: values.get(key, default) for key, default in _ABOUT.items()},
+        {
+            "ours": ours if isinstance(ours, str) else ours.get(size, ""),
+            **{key: values.get(key, default) for key, default in _ABOUT.items()},
+        },
     )
 
 

@@ -7,13 +7,21 @@ from typing import Any
 import numpy as np
 
 from genius.evaluation import charts
-from genius.evaluation.estimate import Estimate, mean_difference, mean_percent, signed
-from genius.evaluation.recall_tables import SETTINGS, recall, recall_cell
+from genius.evaluation.estimate import Estimate, signed
+from genius.evaluation.recall_tables import SETTINGS, recall_cell
 from genius.evaluation.report_sections import Cell, Section, Table
-from genius.evaluation.runs import METHODS, TaskResult
+from genius.evaluation.runs import METHODS
+from genius.runtime.wording import counted
 
 Ablation = dict[str, Any]
 """A row of ablations.json."""
+
+
+SIZES = {
+    "quick": "Quick size: short trainings of small models on part of the queries. They show directions.",
+    "full": "Full size: the decoder and codes are as large, and are trained as long, as those of `mini`.",
+    "paper": "The paper's size (Sec. 5.2).",
+}
 
 
 @dataclass(frozen=True)
@@ -22,23 +30,23 @@ class Verdict:
 
     text: str
     difference: Estimate | None = None  # in Recall@5, mean over the tasks; None if the reference was not measured
-    agrees: bool | None = None  # whether the paper's finding holds here; None if the paper has none
+    agrees: bool | None = None  # whether the paper's finding holds here; None if undecided or if the paper has none
 
 
-def judge(row: Ablation, rows: dict[str, Ablation]) -> Verdict:
-    """Whether the paper's finding about `row` holds here. rows: name -> row, for the reference."""
+def judge(row: Ablation) -> Verdict:
+    """Whether the paper's finding about a row holds here: the interval of the difference decides."""
     if row["direction"] == "reference":
         return Verdict("reference")
-    reference = rows.get(row.get("against") or "")
-    difference = _difference(row, reference) if reference else None
+    difference = _estimate(row["difference"])
     if difference is None:
-        return Verdict("its reference is not measured")
+        return Verdict("its reference is not measured in this size")
     found = "worse" if difference.high < 0 else "better" if difference.low > 0 else "no clear difference"
     match row["direction"]:
         case "harmful" | "helpful" as claim:
-            agrees = found == {"harmful": "worse", "helpful": "better"}[claim]
-            text = f"{claim} here too" if agrees else f"not {claim} here: interval {_span(difference)}"
-            return Verdict(text, difference, agrees)
+            agrees = None if found == "no clear difference" else (found == "worse") == (claim == "harmful")
+            if agrees is None:
+                return Verdict(f"undecided ({claim} in the paper)", difference)
+            return Verdict(f"{'agrees with' if agrees else 'contradicts'} the paper: {found}", difference, agrees)
         case "mixed":
             return Verdict(f"mixed in the paper; here {found}", difference)
         case _:  # "unknown"
@@ -46,32 +54,47 @@ def judge(row: Ablation, rows: dict[str, Ablation]) -> Verdict:
 
 
 def agreement(ablations: dict[str, Any]) -> str | None:
-    """One sentence: how many of the paper's harmful changes are harmful here."""
-    rows = {row["name"]: row for row in ablations["rows"]}
-    verdicts = [judge(row, rows) for row in rows.values() if row["direction"] == "harmful"]
-    measured = [verdict for verdict in verdicts if verdict.difference]
-    if not measured:
-        return None
-    agree = sum(verdict.agrees is True for verdict in measured)
-    rest = "." if agree == len(measured) else "; the others are marked in the tables, with their intervals."
-    return f"{agree} of the {len(measured)} changes that the paper reports as harmful are harmful here too{rest}"
+    """One sentence for each size: how many of the paper's harmful changes are harmful here."""
+    sentences = []
+    for size in SIZES:
+        verdicts = [judge(row) for row in ablations["rows"] if row["size"] == size and row["direction"] == "harmful"]
+        measured = [verdict.agrees for verdict in verdicts if verdict.difference]
+        if measured:
+            agree, contradict = measured.count(True), measured.count(False)
+            sentences.append(
+                f"Changes that the paper reports as harmful, {size} size: {agree} of {len(measured)} agree with the "
+                f"paper, {contradict} contradict it, {len(measured) - agree - contradict} undecided."
+            )
+    return " ".join(sentences) or None
 
 
 def ablation_sections(ablations: dict[str, Any]) -> Iterator[Section]:
     """The sections about one ablations.json."""
-    rows = {row["name"]: row for row in ablations["rows"]}
-    size = "Quick size: short trainings of small models on part of the queries. " if ablations["quick"] else ""
     yield Section(
         "Ablations",
-        text=f"{size}Mean Recall@5 over the tasks here, and over the values that the paper gives. Each row is compared "
-        "with its reference in mode `generate`, the paper's GENIUS; the interval of a difference pairs the tasks.",
-        charts=_shares_chart(rows),
+        text="Mean Recall@5 over the tasks here, and over the values that the paper gives. Each row is compared with "
+        "its reference in mode `generate`, the paper's GENIUS: same size, same queries, same seeds, and the interval "
+        "of the difference pairs the queries. Rows of several seeds show the mean over seeds and, after ±, their "
+        "standard deviation; their intervals cover queries and seeds. Intervals of rows of one seed cover the "
+        "queries only: training again may change more. A verdict follows from the interval of the difference: it "
+        "agrees with the paper, contradicts it, or is undecided if the interval holds 0.",
     )
-    for name in dict.fromkeys(row["table"] for row in rows.values()):
-        mine = [row for row in rows.values() if row["table"] == name]
-        settings = ", ".join(dict.fromkeys(SETTINGS[row["setting"]].lower() for row in mine))
-        notes = [text for row in mine if (text := _reranking(row))]
-        yield Section(f"{name}: {settings}", 3, tables=[_table(mine, rows)], notes=notes)
+    for size, about in SIZES.items():
+        rows = {row["name"]: row for row in ablations["rows"] if row["size"] == size}
+        if not rows:
+            continue
+        yield Section(f"Ablations in {size} size", text=about, charts=_shares_chart(rows, size))
+        for name in dict.fromkeys(row["table"] for row in rows.values()):
+            mine = [row for row in rows.values() if row["table"] == name]
+            settings = ", ".join(dict.fromkeys(SETTINGS[row["setting"]].lower() for row in mine))
+            notes = [text for row in mine if (text := _reranking(row))]
+            title = f"{name}, {mine[0]['table_about']}: {settings}, {_counts(mine)}"
+            yield Section(title, 3, tables=[_table(mine, rows)], notes=notes)
+
+
+def _counts(mine: Sequence[Ablation]) -> str:
+    """Such as '3 seeds'."""
+    return " or ".join(counted(count, "seed") for count in sorted({len(row["seeds"]) for row in mine}))
 
 
 def _table(mine: Sequence[Ablation], rows: dict[str, Ablation]) -> Table:
@@ -81,7 +104,7 @@ def _table(mine: Sequence[Ablation], rows: dict[str, Ablation]) -> Table:
     columns = [name for name, _ in published] + ["to reference, in the paper"] * bool(published)
     table = Table(["row", *columns, *methods, "to reference", "verdict"])
     for row in mine:
-        verdict = judge(row, rows)
+        verdict = judge(row)
         cells: list[str | Cell] = [Cell(row["label"], row.get("ours") or "")]
         for _, reranked in published:
             values = _paper(row, reranked)
@@ -90,8 +113,7 @@ def _table(mine: Sequence[Ablation], rows: dict[str, Ablation]) -> Table:
         if published:
             pairs = _paper_pairs(row, rows)
             cells.append(signed(_mean(a - b for a, b in pairs)) if pairs else "")
-        recalls = [_recalls(row, method) for method in methods]
-        cells += [recall_cell(mean_percent(list(found.values())) if found else None) for found in recalls]
+        cells += [_recall_cell(row, method) for method in methods]
         difference = verdict.difference
         cells.append(Cell(signed(difference.value), _span(difference)) if difference else "")
         look = {True: "words good", False: "words bad", None: "words"}[verdict.agrees]
@@ -99,13 +121,20 @@ def _table(mine: Sequence[Ablation], rows: dict[str, Ablation]) -> Table:
     return table
 
 
-def _shares_chart(rows: dict[str, Ablation]) -> list[charts.Chart]:
+def _recall_cell(row: Ablation, method: str) -> Cell:
+    """Recall with the spread over seeds, and its interval."""
+    estimate = _estimate(row["mean"].get(method))
+    if estimate is None or method not in row["spread"]:
+        return recall_cell(estimate)
+    return Cell(f"{estimate} ± {row['spread'][method]:.1f}", estimate.interval)
+
+
+def _shares_chart(rows: dict[str, Ablation], size: str) -> list[charts.Chart]:
     """The share of the reference's recall that each row keeps."""
     shares = []
     for row in rows.values():
-        reference = rows.get(row.get("against") or "")
-        difference = _difference(row, reference) if reference else None
-        base = mean_percent(list(_recalls(reference, "generate").values())).value if reference and difference else 0.0
+        reference, difference = rows.get(row["against"] or ""), _estimate(row["difference"])
+        base = reference["mean"]["generate"]["value"] if reference and difference else 0.0
         if difference is None or base <= 0:
             continue
         here = Estimate(*(100 * (1 + d / base) for d in (difference.value, difference.low, difference.high)))
@@ -116,25 +145,17 @@ def _shares_chart(rows: dict[str, Ablation]) -> list[charts.Chart]:
         return []
     title, axis = "Recall that each change keeps", "% of the reference's mean Recall@5"
     caption = "Circles: `generate` here, with 95 % intervals. Diamonds: the paper. The line at 100 % is the reference."
-    return [charts.shares("ablations", title, axis, shares, caption)]
+    return [charts.shares(f"ablations-{size}", title, axis, shares, caption)]
 
 
-def _recalls(row: Ablation, method: str) -> dict[str, Estimate]:
-    """Task -> Recall@5, the metric of all ablations in the paper."""
-    results = [TaskResult.from_dict(result) for result in row["results"]]
-    return {result.task: recall(result, 5) for result in results if result.method == method}
-
-
-def _difference(row: Ablation, reference: Ablation) -> Estimate | None:
-    mine, theirs = _recalls(row, "generate"), _recalls(reference, "generate")
-    return mean_difference([(mine[task], theirs[task]) for task in mine if task in theirs])
+def _estimate(numbers: dict[str, float] | None) -> Estimate | None:
+    return Estimate(numbers["value"], numbers["low"], numbers["high"]) if numbers else None
 
 
 def _reranking(row: Ablation) -> str | None:
     """The gain by re-ranking, for rows where the paper states it."""
     without, reranked = _paper(row, False), _paper(row, True)
-    before, after = _recalls(row, "generate"), _recalls(row, "rerank")
-    gain = mean_difference([(after[task], before[task]) for task in after if task in before])
+    gain = _estimate(row["rerank_gain"])
     if not reranked or gain is None:
         return None
     published = _mean(reranked[name] - without[name] for name in reranked if name in without)

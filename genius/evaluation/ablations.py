@@ -4,20 +4,19 @@ Fusion, codes and decoder are trained for every distinct training of ablations.t
 training share its model. OUT keeps finished parts, which are not made again:
 
     vectors/                 stage-1 vectors of all texts and images
-    quantizers/, decoders/   one folder per training, named by a digest of its settings
-    rows/                    one measured row each
+    quantizers/, decoders/   one folder per training, named by a digest of its settings, seed and sizes included
+    rows/SIZE/               the measured rows of a size, one file per seed
     ablations.json           all rows beside the paper's results, for `genius report`
     quantized.npz            test candidates rebuilt from their codes, with and without the contrastive loss
 """
 
 import copy
-import json
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -31,13 +30,13 @@ from genius.data.splits import SplitData, Vocabulary, read_split
 from genius.encoders.base import Vectors
 from genius.encoders.mini import MiniEncoder
 from genius.errors import BadData, GeniusError
-from genius.evaluation.ablation_rows import AblationRow, AblationTraining, digest, read_ablations
+from genius.evaluation.ablation_results import RowFolder, SearchedRow
+from genius.evaluation.ablation_rows import MAX_SEEDS, AblationRow, AblationTraining, check_seeds, read_ablations
 from genius.evaluation.encoded_split import EncodedSplit, sampled_rows
-from genius.evaluation.estimate import mean_percent
 from genius.evaluation.evaluate import evaluate_encoded
 from genius.evaluation.id_schemes import SINGLE_MODALITY, make_scheme
-from genius.evaluation.recall_tables import recall
-from genius.evaluation.runs import TaskResult, check_names, codebook_use
+from genius.evaluation.runs import check_names, codebook_use
+from genius.evaluation.saved_results import ABLATIONS_FORMAT
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion_runtime import FusionRuntime
 from genius.model.genius import Genius
@@ -51,20 +50,30 @@ from genius.train.data import FrozenVectors, TrainingData
 from genius.train.decoder import DecoderStage, IdScheme
 from genius.train.encoder import image_vectors, text_vectors
 from genius.train.features import ImageFeatures, image_rows, text_features, text_rows
-from genius.train.files import check_same_run, record_run, write_arrays, write_json
+from genius.train.files import check_same_run, record_run, write_arrays
 from genius.train.loop import progress_bar, run_stage
 from genius.train.quantizer import QuantizerStage
 
-FORMAT = 1
 SPLIT = "test"
-CUT = 5  # all ablations of the paper are Recall@5
 REBUILT = 2000  # candidates in quantized.npz
 WITH, WITHOUT = "random-start", "no-contrastive"
 """The rows of quantized.npz."""
 VALIDATION_QUERIES = 10  # per task: a training is validated once, for its log
-FUSE_BLOCK = 4096
 _PARTS = ("vectors", "quantizers", "decoders", "rows")  # folders of what has been computed
 QUIET = Console(quiet=True)
+
+
+@dataclass(frozen=True)
+class AblationJob:
+    """A row with one seed."""
+
+    row: AblationRow
+    seed: int
+
+    @property
+    def training(self) -> AblationTraining:
+        """What is trained for it. Jobs can share a training."""
+        return self.row.training.seeded(self.seed)
 
 
 def ablate(
@@ -72,7 +81,9 @@ def ablate(
     out: Path,
     model: str = "mini",
     cache: Path | None = None,
-    quick: bool = False,
+    tables: Sequence[str] | None = None,
+    size: str | None = None,
+    seeds: int | None = None,
     rows: Sequence[str] | None = None,
     limit: int | None = None,
     console: Console | None = None,
@@ -85,62 +96,107 @@ def ablate(
         out: Folder of trainings and results.
         model: Model whose stage-1 encoder is used.
         cache: Folder of cached features. Default: inside `out`.
-        quick: Train the quick size.
-        rows: Names of rows. Default: all.
-        limit: Maximum number of queries per task.
+        tables: Names of tables. Default: all.
+        size: "quick", "full" or "paper". Default: each table in its own size.
+        seeds: Trainings of each row. Default: as many as its size has.
+        rows: Names of rows of these tables. Default: all.
+        limit: Maximum number of queries per task. Default: that of the size.
         console: Where progress is shown.
         workers: Trainings at a time. Default: one per core.
 
     Returns:
-        The rows of ablations.json.
+        The rows of ablations.json: all that `out` holds, in all sizes.
 
     Raises:
         GeniusError: An argument is not valid, or `out` holds other ablations.
     """
     console = console or Console()
-    plan = read_ablations(quick)
-    known = [row.name for row in plan.rows]
+    planned = read_ablations(size, tables)
+    known = [row.name for row in planned]
     check_names(rows or known, known, "ablation")
-    chosen = [row for row in plan.rows if row.name in (rows or known)]
-    limit = plan.limit if limit is None else limit
+    check_seeds(seeds)
     if limit is not None and limit < 1:
         raise BadData(f"The limit is {limit} queries per task; it must be at least 1.")
-    loaded, config = Genius.from_pretrained(model), plan.rows[0].training.config
+    jobs = [  # one seed after the other: all rows have a first result early
+        AblationJob(row, seed)
+        for seed in range(MAX_SEEDS)
+        for row in planned
+        if row.name in (rows or known) and seed < (row.size.seeds if seeds is None else seeds)
+    ]
+    loaded, config = Genius.from_pretrained(model), planned[0].training.config
     resolved = tuple(str(Path(root).resolve()) for root in roots)
     run = AblationRun(resolved, str(out), limit, config.seed, config.derived_prompts)
-    facts = {"data": list(resolved), "model": loaded.fingerprint, "quick": quick, "split": SPLIT, "limit": limit}
+    facts = {
+        "format": ABLATIONS_FORMAT,
+        "data": list(resolved),
+        "model": loaded.fingerprint,
+        "split": SPLIT,
+        "limit": limit,
+    }
     begun = any(path.is_file() for name in _PARTS for path in Path(out, name).rglob("*"))
-    what = "ablations with other data, another model or another size"
+    what = "ablations with other data, another model or another limit"
     check_same_run(Path(out, "ablate.json"), facts, out, what, begun)
     for root in roots:
         Benchmark(root).tasks("train")
     record_run(Path(out, "ablate.json"), facts)
 
-    missing = [row for row in chosen if not run.row_path(row).exists()]
-    groups = _grouped(missing, lambda row: row.training.decoder)
-    quantizers = _grouped(missing, lambda row: row.training.quantizer)
+    missing = [job for job in jobs if not run.rows.path(job.row, job.seed).exists()]
+    groups = _grouped(missing, lambda job: f"{job.training.decoder} {run.rows.limit_of(job.row)}")
+    quantizers = _grouped(missing, lambda job: job.training.quantizer)
     workers = min(workers or os.cpu_count() or 1, max(1, len(groups)))
-    minutes = len(groups) * plan.minutes / workers
+    hours = estimated_seconds(quantizers, groups, _count_queries(resolved)) / workers / 3600
+    time_needed = f"{hours:,.1f} hours" if hours >= 1 else counted(max(1, round(60 * hours)), "minute")
     console.print(
-        f"{counted(len(chosen), 'row')}, {len(chosen) - len(missing)} of them finished; "
+        f"{counted(len(jobs), 'training')} of {counted(len({job.row.name for job in jobs}), 'row')}, "
+        f"{len(jobs) - len(missing)} of them finished; "
         f"{counted(len(groups), 'decoder')} and {counted(len(quantizers), 'quantizer')} to train, "
-        f"{workers} at a time: about {counted(round(minutes), 'minute')}, after texts and images have been encoded."
+        f"{workers} at a time: about {time_needed}, after texts and images have been encoded."
     )
     if missing:
         write_vectors(loaded, run, cache, console)
         stage2 = [(train_quantizer, (run, group[0].training)) for group in quantizers]
         _work(stage2, "quantizers", workers, console, lambda: None)
         stage3 = [(measure, (run, group)) for group in groups]
-        _work(stage3, "decoders and rows", workers, console, lambda: _write_results(run, quick, plan.rows))
+        _work(stage3, "decoders and rows", workers, console, lambda: run.rows.write_results(run.results))
     with console.status("rebuilding vectors"):
-        _write_quantized(run, plan.rows)
-    return _write_results(run, quick, plan.rows)
+        _write_quantized(run, jobs)
+    return run.rows.write_results(run.results)
 
 
-def _grouped(rows: Sequence[AblationRow], key: Callable[[AblationRow], str]) -> list[list[AblationRow]]:
-    groups: dict[str, list[AblationRow]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
+def estimated_seconds(
+    quantizers: Sequence[Sequence[AblationJob]], groups: Sequence[Sequence[AblationJob]], queries: int
+) -> float:
+    """Seconds on one core of groups of jobs that share a quantizer, and of groups that share a decoder.
+
+    queries: number of training queries. All decoders of a size are taken to be as large as its first.
+    """
+    total = 0.0
+    for group in quantizers:
+        stage2 = group[0].training.config.quantizer
+        steps = stage2.epochs * queries / stage2.batch if stage2.epochs else stage2.steps
+        total += group[0].row.size.seconds["quantizer_step"] * steps
+    for group in groups:
+        seconds, stage3 = group[0].row.size.seconds, group[0].training.config.decoder
+        total += seconds["decoder_step"] * stage3.epochs * queries / stage3.batch
+        total += seconds["search"] * len({_search(job.row) for job in group})
+    return total
+
+
+def _count_queries(roots: Sequence[str]) -> int:
+    """Number of training queries: lines of their files."""
+    files = (path for root in roots for path in Benchmark(Path(root)).query_files("train").values())
+    return sum(path.read_bytes().count(b"\n") for path in files)
+
+
+def _search(row: AblationRow) -> tuple[str, int, tuple[str, ...]]:
+    """What a row searches. Rows of one training that search alike have the same results."""
+    return row.setting, row.beam, row.methods
+
+
+def _grouped(jobs: Sequence[AblationJob], key: Callable[[AblationJob], str]) -> list[list[AblationJob]]:
+    groups: dict[str, list[AblationJob]] = {}
+    for job in jobs:
+        groups.setdefault(key(job), []).append(job)
     return list(groups.values())
 
 
@@ -192,7 +248,7 @@ class AblationRun:
     roots: tuple[str, ...]
     out: str
     limit: int | None
-    seed: int
+    seed: int  # of the prompts; all trainings share the data
     derived_prompts: float
 
     def folder(self, *parts: str) -> Path:
@@ -201,10 +257,15 @@ class AblationRun:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def row_path(self, row: AblationRow) -> Path:
-        """The file of a measured row."""
-        facts = (row.training.decoder, row.setting, row.beam, row.methods)
-        return Path(self.out, "rows", f"{row.name}-{digest(*facts)}.json")
+    @property
+    def rows(self) -> RowFolder:
+        """The measured rows."""
+        return RowFolder(Path(self.out, "rows"), self.limit)
+
+    @property
+    def results(self) -> Path:
+        """The file with all results."""
+        return Path(self.out, "ablations.json")
 
 
 @dataclass
@@ -238,8 +299,6 @@ def _read(run: AblationRun) -> tuple[TrainingData, SplitData, Vocabulary, Vocabu
 def _data(run: AblationRun) -> AblationData:
     """Read once per worker. The vectors are memory-mapped."""
     data, test, _, _ = _read(run)
-    if run.limit is not None:
-        test.tasks = [task.select(sampled_rows(task, run.limit)) for task in test.tasks]
     texts, images, test_texts, test_images = (
         np.load(run.folder("vectors") / f"{name}.npy", mmap_mode="r") for name in _VECTORS
     )
@@ -288,6 +347,7 @@ class AblatedModel:
     scheme: IdScheme
     decoder: DecoderRuntime
     quantizer: QuantizerRuntime | None
+    code_beams: int  # of the codes of items, in training and here
 
     def fuse(self, vectors: Vectors) -> np.ndarray:
         """Fuse image and text vectors: (n, d) float32."""
@@ -296,7 +356,8 @@ class AblatedModel:
     def codes(self, vectors: Vectors) -> np.ndarray:
         """IDs (n, levels) uint16."""
         modality = torch.from_numpy(vectors.modality.astype(np.int64))
-        return self.scheme.encode(torch.from_numpy(self.fuse(vectors)), modality).numpy().astype(np.uint16)
+        codes = self.scheme.encode(torch.from_numpy(self.fuse(vectors)), modality, self.code_beams)
+        return codes.numpy().astype(np.uint16)
 
 
 def train_quantizer(run: AblationRun, training: AblationTraining) -> QuantizerStage:
@@ -331,67 +392,41 @@ def train_decoder(run: AblationRun, training: AblationTraining) -> AblatedModel:
     )
     run_stage(decoded, run.folder("decoders", training.decoder), QUIET)
     quantizer = stage.quantizer.runtime() if training.scheme == "modality" else None
-    return AblatedModel(stage.fusion.runtime(), scheme, decoded.decoder.runtime(), quantizer)
+    decoder = decoded.decoder.runtime()
+    return AblatedModel(stage.fusion.runtime(), scheme, decoder, quantizer, config.quantizer.code_beams)
 
 
 # Measuring
 
 
-def measure(run: AblationRun, rows: Sequence[AblationRow]) -> None:
-    """Train the model that these rows share, and write their results. Rows that search alike share the search."""
+def measure(run: AblationRun, jobs: Sequence[AblationJob]) -> None:
+    """Train the model that these jobs share, and write their results. Rows that search alike share the search."""
     started = time.monotonic()
-    model = train_decoder(run, rows[0].training)
+    model = train_decoder(run, jobs[0].training)
     spent = time.monotonic() - started
-    test, vectors = _data(run).test, _data(run).test_vectors
+    limit = run.rows.limit_of(jobs[0].row)
+    test, vectors = copy.copy(_data(run).test), _data(run).test_vectors
+    if limit is not None:
+        test.tasks = [task.select(sampled_rows(task, limit)) for task in test.tasks]
     encoded = EncodedSplit(test, vectors, np.empty((0, 0)))
     encoded.codes = model.codes(encoded.vectors(test.text, test.image))
     use = codebook_use(encoded.codes, model.scheme.sizes)
-    done: dict[tuple[Any, ...], list[TaskResult]] = {}
-    for row in rows:
-        started = time.monotonic()
-        key = (row.setting, row.beam, row.methods)
-        if key not in done:
-            done[key] = evaluate_encoded(
-                model, encoded, (row.setting,), row.methods, row.beam, SearchOptions.budget, QUIET
-            )
-        result = {
-            "seconds": round(spent + time.monotonic() - started, 1),
-            "results": [asdict(result) for result in done[key]],
-            **means(done[key]),
-            "codebooks": use,
-        }
-        run.folder("rows")
-        write_json(run.row_path(row), result, indent=1)
+    done: dict[tuple[Any, ...], SearchedRow] = {}
+    for job in jobs:
+        started, row = time.monotonic(), job.row
+        search = done.get(_search(row))
+        if search is None:
+            search = done[_search(row)] = SearchedRow()
+            budget = SearchOptions.budget
+            evaluate_encoded(model, encoded, (row.setting,), row.methods, row.beam, budget, QUIET, search)
+        seconds = round(spent + time.monotonic() - started, 1)
+        run.rows.write(row, job.seed, search, {"seconds": seconds, "codebooks": use})
 
 
-def means(results: Sequence[TaskResult]) -> dict[str, Any]:
-    """The mean Recall@5 over tasks of each method, and its 95 % interval from those of the tasks."""
-    estimates = {
-        method: mean_percent([recall(result, CUT) for result in results if result.method == method])
-        for method in dict.fromkeys(result.method for result in results)
-    }
-    return {
-        "mean": {method: e.value for method, e in estimates.items()},
-        "interval": {method: (e.low, e.high) for method, e in estimates.items()},
-    }
-
-
-def _write_results(run: AblationRun, quick: bool, rows: Sequence[AblationRow]) -> list[dict[str, Any]]:
-    """Write the finished rows to ablations.json, and return them."""
-    results = []
-    for row in rows:
-        path = run.row_path(row)
-        if path.exists():
-            facts = {"name": row.name, **row.about, "setting": row.setting, "beam": row.beam}
-            results.append({**facts, "scheme": row.training.scheme, **json.loads(path.read_text())})
-    write_json(run.folder() / "ablations.json", {"format": FORMAT, "quick": quick, "rows": results}, indent=1)
-    return results
-
-
-def _write_quantized(run: AblationRun, rows: Sequence[AblationRow]) -> None:
-    """Write quantized.npz if both of its rows are finished."""
-    chosen = {row.name: row for row in rows if row.name in (WITH, WITHOUT) and run.row_path(row).exists()}
-    if len(chosen) < 2:
+def _write_quantized(run: AblationRun, jobs: Sequence[AblationJob]) -> None:
+    """Write quantized.npz if both of its rows are among the jobs and finished, with the first seed."""
+    chosen = {job.row.name: job for job in jobs if job.row.name in (WITH, WITHOUT) and job.seed == 0}
+    if len(chosen) < 2 or not all(run.rows.path(job.row, 0).exists() for job in chosen.values()):
         return
     test, vectors = _data(run).test, _data(run).test_vectors
     picked = np.random.default_rng(0).permutation(len(test.text))[:REBUILT]

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from genius.evaluation.metrics import middle, resampled_means
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom: one less than the seeds."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -36,17 +41,38 @@ def mean_percent(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, max(0.0, value - half), min(100.0, value + half))
 
 
-def mean_difference(pairs: Sequence[tuple[Estimate, Estimate]]) -> Estimate | None:
-    """Mean of first - second over all pairs; None without pairs.
+def seeded_percent(tasks: Sequence[np.ndarray], rounds: int = 1000) -> Estimate:
+    """The mean, in percent, of values of the same queries under several training seeds, with its 95 % interval.
 
-    Takes the two values of a pair as independent. Where both come from the same queries the interval is too wide, never
-    too narrow.
+    For differences, give the difference of two rows: both rows then see the same queries and seeds, and what makes a
+    query or a seed hard for both cancels out.
+
+    The interval has two parts. Queries: a bootstrap that draws the queries of each task again, each with all its seeds.
+    Seeds, if there are several: Student's t interval of the mean over seeds, which is wide for few of them. The two are
+    independent, so their widths add as squares. With one seed the interval says nothing about training again.
+
+    Args:
+        tasks: For each task the values (seeds, queries), such as 1 for a hit and 0 for a miss.
+        rounds: Number of draws.
     """
-    if not pairs:
-        return None
-    value = float(np.mean([first.value - second.value for first, second in pairs]))
-    half = math.hypot(*(e.half for pair in pairs for e in pair)) / len(pairs)
-    return Estimate(value, value - half, value + half)
+    drawn = np.mean(
+        [resampled_means(values.mean(axis=0), [0, number], rounds) for number, values in enumerate(tasks)], axis=0
+    )
+    value, (low, high) = 100 * float(np.mean(seed_means(tasks))), middle(100 * drawn)
+    seeds = len(seed_means(tasks))
+    half = STUDENT[seeds - 2] * seed_spread(tasks) / math.sqrt(seeds) if seeds > 1 else 0.0
+    return Estimate(value, value - math.hypot(value - low, half), value + math.hypot(high - value, half))
+
+
+def seed_means(tasks: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean over tasks under each seed, (seeds,), of values (seeds, queries) for each task."""
+    means: np.ndarray = np.mean([values.mean(axis=1) for values in tasks], axis=0)
+    return means
+
+
+def seed_spread(tasks: Sequence[np.ndarray]) -> float:
+    """Standard deviation over seeds, in percent, of the mean over tasks. Needs two seeds."""
+    return 100 * float(np.std(seed_means(tasks), ddof=1))
 
 
 def signed(value: float) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from rich.console import Console
@@ -48,6 +49,18 @@ from genius.search.options import SearchOptions
 NEED_CODEBOOKS = ("generate", "codes", "rq")
 EXTRA_ANSWERS = 8  # beyond the last cut, to replace the query's own image
 QUERY_BLOCK = 256
+
+
+class ResultStore(Protocol):
+    """Keeps results as they are measured. `RunFolder` is one."""
+
+    results: dict[tuple[str, str, str], TaskResult]  # by setting, task and method
+
+    def add(
+        self, result: TaskResult, split: SplitData, task: TaskData, right: np.ndarray, answers: Sequence[np.ndarray]
+    ) -> None:
+        """Store a result and its answers: see `RunFolder.add`."""
+        ...
 
 
 def evaluate(
@@ -124,7 +137,7 @@ def evaluate_encoded(
     beam: int = SearchOptions.beam,
     budget: int | None = SearchOptions.budget,
     console: Console | None = None,
-    run: RunFolder | None = None,
+    run: "ResultStore | None" = None,
     protocol: str = PROTOCOLS[0],
 ) -> list[TaskResult]:
     """Measure methods on every task of an encoded split. Results that `run` holds are not measured again."""
@@ -263,15 +276,25 @@ def _right_pairs(data: SplitData, task: TaskData, rows: np.ndarray, protocol: st
     return np.stack([query, right])[:, np.isin(right, rows) & ~own]
 
 
+def right_answers(right_pairs: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Which answers are right, (q, k) bool.
+
+    Args:
+        right_pairs: (2, n) queries and their right candidates.
+        found: (q, k) candidates, -1 for none.
+    """
+    size = 1 + max(right_pairs.max(initial=0), found.max(initial=0))
+    owner = np.arange(len(found))[:, None] * size
+    right: np.ndarray = np.isin(found + owner, right_pairs[0] * size + right_pairs[1]) & (found >= 0)
+    return right
+
+
 def _result(
     data: SplitData, task: TaskData, setting: str, method: str, answers: _Answers, right_pairs: np.ndarray
 ) -> TaskResult:
     """All metrics of one method on one task: means over queries and prompts."""
-    query, right_row = right_pairs
-    positives = np.bincount(query, minlength=len(task))
-    known = query * len(data.text) + right_row
-    owner = np.arange(len(task))[:, None] * len(data.text)
-    rights = [np.isin(found + owner, known) & (found >= 0) for found in answers.candidates]
+    positives = np.bincount(right_pairs[0], minlength=len(task))
+    rights = [right_answers(right_pairs, found) for found in answers.candidates]
     hits = {cut: np.array([recall(right, cut) for right in rights]) for cut in cuts_of(task.task.dataset)}
     first = np.concatenate([found[:, :5] for found in answers.candidates])
     on_target = (data.modality[first] == int(task.task.target_modality))[first >= 0]

@@ -33,13 +33,23 @@ def ndcg(right: np.ndarray, positives: np.ndarray, cut: int) -> Floats:
 
 
 def interval(values: np.ndarray, seed: int = 0, rounds: int = 1000, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval (low, high) of the mean of values (q,).
+    """Percentile bootstrap interval (low, high) of the mean of values (q,)."""
+    return middle(resampled_means(values, seed, rounds), level)
+
+
+def resampled_means(values: np.ndarray, seed: int | list[int] = 0, rounds: int = 1000) -> Floats:
+    """Means (rounds,) of values (q,) whose queries are drawn again with replacement.
 
     Draws the counts of the distinct values from a multinomial. This has the same distribution as resampling queries
     and is much faster for metrics with few distinct values, such as recall.
     """
     distinct, counts = np.unique(values, return_counts=True)
     drawn = np.random.default_rng(seed).multinomial(len(values), counts / len(values), size=rounds)
-    means = drawn @ distinct / len(values)
+    means: Floats = drawn @ distinct / len(values)
+    return means
+
+
+def middle(means: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """The ends (low, high) of the middle share of resampled means."""
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

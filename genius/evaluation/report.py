@@ -159,11 +159,11 @@ def _missing(folders: Sequence[SavedResults]) -> Iterator[str]:
     if not any(folder.scale and folder.scale["rows"] for folder in folders):
         yield "Queries per second against collection size: `python benchmarks/scale.py RUN`"
     if not any(folder.ablations and folder.ablations["rows"] for folder in folders):
-        yield "Ablations: `genius ablate DATA --out RUN`, or with `--quick` in under an hour"
+        yield "Ablations: `genius ablate DATA --out RUN`, or with `--size quick` in about an hour"
     if not any(folder.quantized for folder in folders):
         yield (
-            "UMAP of quantized vectors: `genius ablate DATA --rows random-start,no-contrastive --out RUN`, which is "
-            "part of every whole `genius ablate`"
+            "UMAP of quantized vectors: `genius ablate DATA --table components --rows random-start,no-contrastive "
+            "--out RUN`, which is part of every whole `genius ablate`"
         )
 
 

@@ -194,7 +194,7 @@ class RunFolder:
         return self.facts["model"]["fingerprint"], self.facts["digest"]
 
 
-def read_json(path: Path, required: str) -> dict[str, Any]:
+def read_json(path: Path, required: str, format: int = FORMAT) -> dict[str, Any]:
     """A file of results. Raises BadData if it is damaged, has another format, or lacks the required key."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -202,8 +202,8 @@ def read_json(path: Path, required: str) -> dict[str, Any]:
         raise BadData(f"{path} is not valid JSON ({error}). Delete it and run the command that wrote it.") from error
     if not isinstance(values, dict) or required not in values:
         raise BadData(f"{path} has no {required!r}, so it is not a file of results. Remove it from the folder.")
-    if (found := values.get("format", FORMAT)) != FORMAT:
-        raise BadData(f"{path} has format {found}, but this version reads format {FORMAT}. Measure again.")
+    if (found := values.get("format", format)) != format:
+        raise BadData(f"{path} has format {found}, but this version reads format {format}. Measure again.")
     return values
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from genius.errors import BadData
-from genius.evaluation.runs import TaskResult, read_json
+from genius.evaluation.runs import FORMAT, TaskResult, read_json
+
+ABLATIONS_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,11 @@ class SavedResults:
     @classmethod
     def read(cls, path: Path) -> "SavedResults":
         """Read the files that are there. Raises BadData if there are none, or one cannot be read."""
-        required = {"run": "results", "scale": "rows", "ablations": "rows"}
-        files = {name: (path / f"{name}.json", key) for name, key in required.items()}
-        found = {name: read_json(file, key) if file.exists() else None for name, (file, key) in files.items()}
+        required = {"run": ("results", FORMAT), "scale": ("rows", FORMAT), "ablations": ("rows", ABLATIONS_FORMAT)}
+        files = {name: path / f"{name}.json" for name in required}
+        found = {
+            name: read_json(files[name], *needs) if files[name].exists() else None for name, needs in required.items()
+        }
         folder = cls(**found, quantized=_read_quantized(path / "quantized.npz"))
         if folder == cls(None, None, None, None):
             raise BadData(

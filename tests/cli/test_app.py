@@ -571,11 +571,12 @@ def test_ablate_and_report_pass_their_options_on(run, tmp_path, monkeypatch):
     monkeypatch.setattr("genius.evaluation.report.write_report", lambda *arguments: reported.append(arguments[:-1]))
     out, cache, page = tmp_path / "out", tmp_path / "cache", tmp_path / "page.html"
     assert run("ablate", tmp_path, "--out", out).status == 0
-    options = ("--model", "my", "--cache", cache, "--quick", "--rows", "beam-1,beam-50", "--limit", 9)
+    options = ("--model", "my", "--cache", cache, "--table", "beams,ids", "--table", "components", "--size", "quick")
+    options += ("--seeds", 2, "--rows", "beam-1,beam-50", "--limit", 9)
     assert run("ablate", tmp_path, out, "--out", out, *options).status == 0
     assert ablated == [
-        ([tmp_path], out, "mini", None, False, None, None),
-        ([tmp_path, out], out, "my", cache, True, ["beam-1", "beam-50"], 9),
+        ([tmp_path], out, "mini", None, None, None, None, None, None),
+        ([tmp_path, out], out, "my", cache, ["beams", "ids", "components"], "quick", 2, ["beam-1", "beam-50"], 9),
     ]
     assert run("report", out, cache, "--out", page).status == 0
     assert run("report", out).status == 0

@@ -1,6 +1,10 @@
 """`genius ablate`: the list of ablations, and trainings and rows that are made once."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +16,21 @@ from fakes import DIM, tiny_model
 from rich.console import Console
 from tiny_benchmark import write_tiny_benchmark
 
+from genius.cli.evaluation import ABLATION_TABLES
 from genius.data.images import load_image
 from genius.data.items import Item
-from genius.encoders.base import Prepared
+from genius.encoders.base import Prepared, Vectors
 from genius.encoders.mini import MiniEncoder
 from genius.errors import BadData, GeniusError
 from genius.evaluation import ablation_rows
 from genius.evaluation import ablations as module
+from genius.evaluation.ablation_results import RowFolder, difference
 from genius.evaluation.ablation_rows import AblationRow, AblationTraining, read_ablations
-from genius.evaluation.ablations import ablate, means
-from genius.evaluation.runs import TaskResult
+from genius.evaluation.ablations import ablate
+from genius.evaluation.estimate import Estimate
 from genius.model.genius import Genius
+from genius.networks.quantizer import Quantizer
+from genius.train.config import TrainConfig
 from genius.train.data import FrozenVectors
 
 QUIET = Console(quiet=True)
@@ -39,13 +47,12 @@ TABLES = {
     "Supplement, Table 7": 4,
     "Supplement, Table 8": 2,
     "Supplement, Table 9": 2,
-    "Ours": 2,
 }
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["quick", "full"])
+@pytest.fixture(scope="module", params=["quick", "full", "paper"])
 def rows(request: pytest.FixtureRequest) -> dict[str, AblationRow]:
-    return {row.name: row for row in read_ablations(request.param).rows}
+    return {row.name: row for row in read_ablations(request.param)}
 
 
 def changed(row: AblationRow, reference: AblationRow) -> set[str]:
@@ -62,14 +69,62 @@ def flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def test_every_table_of_the_paper_has_its_rows(rows: dict[str, AblationRow]) -> None:
-    found = [row.about["table"] for row in rows.values()]
+    found = [row.table.title for row in rows.values()]
     assert {table: found.count(table) for table in TABLES} == TABLES
     assert len(found) == sum(TABLES.values())
 
 
 def test_the_rows_train_the_papers_decoder(rows: dict[str, AblationRow]) -> None:
-    assert {name for name, row in rows.items() if row.training.config.decoder.decoder_levels} == {"decoder-levels-2"}
-    assert {name for name, row in rows.items() if not row.training.config.decoder.linear_head} == {"no-linear-head"}
+    """All codes come from the layers, hard labels, and every query is augmented but where that is what is left out."""
+    for name, row in rows.items():
+        decoder = row.training.config.decoder
+        assert (decoder.linear_head, decoder.decoder_levels, decoder.unaugmented) == (False, 0, 0.0), name
+        assert (decoder.augmentation, decoder.alpha) == ("none" if name == "no-augmentation" else "interpolate", 2.0)
+
+
+def test_the_main_tables_have_the_size_of_mini_and_three_seeds() -> None:
+    sizes = {row.table.name: (row.size.name, row.size.seeds, row.size.limit) for row in read_ablations()}
+    full = {name for name, facts in sizes.items() if facts == ("full", 3, 1000)}
+    assert full == {"components", "beams", "rerank-local", "rerank-global"}
+    assert {facts for name, facts in sizes.items() if name not in full} == {("quick", 1, 100)}
+    shipped = TrainConfig()
+    base = next(row.training.config for row in read_ablations("full") if row.name == "components")
+    kept = {"validate_every": shipped.quantizer.validate_every}
+    assert replace(base.quantizer, **kept) == shipped.quantizer
+    for size in ("d_model", "layers", "heads", "d_kv", "d_ff", "prefix", "epochs", "batch", "rate"):
+        assert getattr(base.decoder, size) == getattr(shipped.decoder, size)
+
+
+def test_the_paper_size_is_that_of_section_5_2() -> None:
+    rows = {row.name: row.training.config for row in read_ablations("paper")}
+    base = rows["components"]
+    assert (base.quantizer.codes_per_level, base.quantizer.levels) == (4096, 8)
+    assert (base.quantizer.beta, base.quantizer.gamma, base.quantizer.rate, base.quantizer.batch) == (
+        100,
+        100,
+        1e-4,
+        256,
+    )
+    decoder = base.decoder
+    assert (decoder.d_model, decoder.layers, decoder.heads, decoder.d_kv, decoder.d_ff) == (512, 6, 8, 64, 2048)
+    assert (decoder.prefix, decoder.epochs, decoder.batch, decoder.rate, decoder.alpha) == (30, 30, 256, 1e-4, 2)
+    for name, label in (("codes-4096x7", "4096 × 7"), ("codes-256x5", "256 × 5"), ("more-8192x17", "8192 × 17")):
+        quantizer = rows[name].quantizer
+        assert f"{quantizer.codes_per_level} × {quantizer.levels + 1}" == label
+    assert (rows["decoder-large"].decoder.d_model, rows["decoder-large"].decoder.layers) == (1024, 24)
+
+
+def test_rows_of_other_systems_ids_say_that_they_are_ours(rows: dict[str, AblationRow]) -> None:
+    labels = {name: row.about["label"] for name, row in rows.items() if row.table.name == "ids"}
+    assert labels.pop("ids-ours") == "GENIUS"
+    assert set(labels.values()) == {"IRGen-style IDs", "GRACE-style structured IDs", "GRACE-style numeric IDs"}
+
+
+def test_the_help_text_names_the_tables_and_their_sizes() -> None:
+    tables = {row.table.name: row.table for row in read_ablations()}
+    assert {name: f"{table.title}: {table.about}".lower() for name, table in tables.items()} == {
+        name: about.lower() for name, about in ABLATION_TABLES.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -86,8 +141,6 @@ def test_the_rows_train_the_papers_decoder(rows: dict[str, AblationRow]) -> None
         ("beam-1", set()),
         ("rerank-local-50", set()),
         ("ids-numeric", {"scheme"}),
-        ("decoder-levels-2", {"decoder.decoder_levels"}),
-        ("no-linear-head", {"decoder.linear_head"}),
     ],
 )
 def test_a_row_differs_from_its_reference_in_what_it_names(
@@ -111,7 +164,7 @@ def test_rows_that_are_harmful_in_the_paper_have_lower_figures_there(rows: dict[
 def test_equal_trainings_are_one_and_different_ones_are_not(rows: dict[str, AblationRow]) -> None:
     base = rows["components"].training
     assert rows["beam-1"].training.decoder == rows["rerank-global-50"].training.decoder == base.decoder
-    for name in ("no-augmentation", "ids-semantic", "decoder-levels-2"):
+    for name in ("no-augmentation", "ids-semantic"):
         assert rows[name].training.quantizer == base.quantizer
         assert rows[name].training.decoder != base.decoder
     for name in ("no-modality", "no-mse", "shared", "random-start"):
@@ -124,9 +177,22 @@ SMALL = """
 methods = ["exact", "generate"]
 scheme = "modality"
 fusion = "image+text"
-[full]
-minutes = 1
-[full.quantizer]
+decoder = "paper"
+[paper_decoder]
+linear_head = false
+decoder_levels = 0
+[table.first]
+title = "Table 1"
+about = "the first"
+size = "full"
+[table.second]
+title = "Table 2"
+about = "the second"
+size = "full"
+[size.full]
+seeds = 1
+seconds = { quantizer_step = 3, decoder_step = 5, search = 7 }
+[size.full.quantizer]
 codes_per_level = 8
 levels = 3
 fusion_hidden = 8
@@ -134,8 +200,7 @@ steps = 8
 batch = 16
 warmup = 2
 validate_every = 100
-[full.decoder]
-decoder_levels = 0
+[size.full.decoder]
 d_model = 16
 layers = 1
 heads = 2
@@ -146,12 +211,28 @@ epochs = 2
 batch = 16
 warmup = 2
 validate_every = 100
-[quick]
-minutes = 1
+[size.quick]
+seeds = 1
 limit = 2
+seconds = { quantizer_step = 1, decoder_step = 1, search = 1 }
+[size.quick.quantizer]
+codes_per_level = 8
+levels = 2
+fusion_hidden = 8
+steps = 4
+batch = 16
+[size.quick.decoder]
+d_model = 16
+layers = 1
+heads = 2
+d_kv = 8
+d_ff = 16
+prefix = 2
+epochs = 1
+batch = 16
 """
 ROWS = {
-    "base": 'setting = "global"\nbeam = 5\ndirection = "reference"\nlabel = "Base"\ntable = "T"\npaper = {a = 1.5}',
+    "base": 'setting = "global"\nbeam = 5\ndirection = "reference"\nlabel = "Base"\npaper = {a = 1.5}',
     "wide": 'setting = "local"\nbeam = 20\ndirection = "helpful"\nagainst = "base"',
     "same": 'setting = "global"\nbeam = 5\ndirection = "unknown"',
     "plain": 'setting = "global"\nbeam = 5\ndirection = "harmful"\nagainst = "base"\nscheme = "plain"',
@@ -163,7 +244,14 @@ ROWS = {
 
 
 def write_table(path: Path, rows: dict[str, str]) -> Path:
-    path.write_text(SMALL + "".join(f'[[row]]\nname = "{name}"\n{text}\n' for name, text in rows.items()))
+    second = ("plain", "semantic")
+    path.write_text(
+        SMALL
+        + "".join(
+            f'[[row]]\nname = "{name}"\ntable = "{"second" if name in second else "first"}"\n{text}\n'
+            for name, text in rows.items()
+        )
+    )
     return path
 
 
@@ -185,14 +273,17 @@ def test_a_row_that_cannot_be_meant_is_refused(
     table = write_table(tmp_path / "rows.toml", {"base": ROWS["base"], "odd": row})
     monkeypatch.setattr(ablation_rows, "TABLE", table)
     with pytest.raises(GeniusError, match=message):
-        read_ablations(False)
+        read_ablations("full")
 
 
 def test_rows_have_names_of_their_own_and_are_compared_with_rows_that_exist() -> None:
-    rows = read_ablations(True).rows
-    names = {row.name for row in rows}
-    assert len(names) == len(rows)
-    assert {row.about["against"] for row in rows} <= {None, *names}
+    """Of the same table, so that a table alone has verdicts, and both have the same size."""
+    rows = read_ablations()
+    by_name = {row.name: row for row in rows}
+    assert len(by_name) == len(rows)
+    for row in rows:
+        against = row.about["against"]
+        assert against is None or by_name[against].table == row.table
 
 
 # --- training and measuring -------------------------------------------------------------------------------------------
@@ -207,7 +298,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tiny vectors, and trees and classifiers that so little data is enough for."""
+    """Tiny rows and vectors."""
+    tiny_ablations(monkeypatch, tmp_path)
+
+
+def tiny_ablations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ablation_rows, "TABLE", write_table(tmp_path / "rows.toml", ROWS))
 
     def encode_all(model: Genius, texts: list[str], images: list[str], *_: object) -> FrozenVectors:
@@ -222,6 +317,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def run(bench: Path, out: Path, **options: Any) -> list[dict[str, Any]]:
     return ablate([bench], out, console=QUIET, **{"workers": 1} | options)
+
+
+def scores(row: dict[str, Any], training: int = 0) -> list[dict[str, Any]]:
+    """The metrics of one training of a row."""
+    found: list[dict[str, Any]] = row["trainings"][training]["results"]
+    return found
+
+
+def without_times(value: Any) -> Any:
+    """The same results but for how long they took."""
+    if isinstance(value, dict):
+        return {key: without_times(part) for key, part in value.items() if key != "seconds"}
+    return [without_times(part) for part in value] if isinstance(value, list) else value
 
 
 def forbid(*_: object) -> None:
@@ -243,20 +351,23 @@ def test_all_rows_are_measured_and_none_of_them_twice(
     assert len(searches) == 6  # base and same ask the same
 
     written = json.loads((out / "ablations.json").read_text())
-    assert written["format"] == 1
-    assert written["quick"] is False
+    assert written["format"] == 2
     assert written["rows"] == results == json.loads(json.dumps(results))
     base, wide = results[0], results[1]
-    about = {"name": "base", "table": "T", "label": "Base", "paper": {"a": 1.5}, "direction": "reference"}
+    about = {"name": "base", "table": "Table 1", "label": "Base", "paper": {"a": 1.5}, "direction": "reference"}
+    about |= {"size": "full", "seeds": [0], "spread": {}, "limit": None, "difference": None}
     assert about.items() <= base.items()
     assert (base["setting"], base["beam"], base["scheme"], base["against"]) == ("global", 5, "modality", None)
-    assert {score["task"] for score in base["results"]} == {"shapes_task0", "shapes_task3", "shapes_task4"}
-    assert {score["setting"] for score in wide["results"]} == {"local"}
-    assert [level["level"] for level in base["codebooks"]] == [1, 2, 3, 4]
-    assert len(results[3]["codebooks"]) == 3  # no modality level
-    exact = [score["recall"]["5"] for score in base["results"] if score["method"] == "exact"]
-    assert base["mean"]["exact"] == pytest.approx(np.mean(exact))
-    assert base["results"] == results[2]["results"]
+    assert {score["task"] for score in scores(base)} == {"shapes_task0", "shapes_task3", "shapes_task4"}
+    assert {score["setting"] for score in scores(wide)} == {"local"}
+    assert [level["level"] for level in base["trainings"][0]["codebooks"]] == [1, 2, 3, 4]
+    assert len(results[3]["trainings"][0]["codebooks"]) == 3  # no modality level
+    exact = [score["recall"]["5"] for score in scores(base) if score["method"] == "exact"]
+    assert base["mean"]["exact"]["value"] == pytest.approx(np.mean(exact))
+    assert scores(base) == scores(results[2])
+    assert results[3]["difference"]["value"] == pytest.approx(
+        results[3]["mean"]["generate"]["value"] - base["mean"]["generate"]["value"]
+    )
 
     arrays = np.load(out / "quantized.npz")
     assert arrays["with"].shape == arrays["without"].shape == (18, DIM)  # every candidate of the test split
@@ -282,12 +393,9 @@ def test_what_is_missing_is_made_without_training_again(
     assert [row["name"] for row in results] == ["base", "wide"]
     assert results[0] == first
 
-    row_file = next((out / "rows").glob("base-*"))
-    row_file.unlink()
+    next((out / "rows" / "full").glob("base-*.json")).unlink()
     again = run(bench, out, rows=["base"])[0]
-    for score in [*again["results"], *first["results"]]:
-        score.pop("seconds")
-    assert again["results"] == first["results"]
+    assert without_times(again) == without_times(first)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -298,7 +406,7 @@ def test_a_row_that_changed_is_made_anew(bench: Path, tmp_path: Path) -> None:
     table.write_text(table.read_text().replace("beam = 5", "beam = 1"))
     (row,) = run(bench, out)
     assert row["beam"] == 1
-    assert len(list((out / "rows").iterdir())) == 2
+    assert len(list((out / "rows" / "full").glob("*.json"))) == 2
     assert len(list((out / "decoders").iterdir())) == 1
 
 
@@ -306,7 +414,7 @@ def test_a_row_that_changed_is_made_anew(bench: Path, tmp_path: Path) -> None:
 def test_a_folder_holds_ablations_of_one_kind(bench: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(bench, out, rows=["base"], limit=2)
-    assert {score["queries"] for score in json.loads((out / "ablations.json").read_text())["rows"][0]["results"]} == {2}
+    assert {score["queries"] for score in scores(json.loads((out / "ablations.json").read_text())["rows"][0])} == {2}
     for other in ({"limit": 3}, {"limit": 2, "model": "other"}):
         with pytest.raises(BadData, match=r"holds ablations with other data.*--out"):
             run(bench, out, rows=["base"], **other)
@@ -317,7 +425,7 @@ def test_the_undivided_quantizer_is_not_told_the_modality(bench: Path, tmp_path:
     """Its first code is the same for all items, and stage 2 of ours is not."""
     out = tmp_path / "out"
     run(bench, out, rows=["base", "plain"])
-    rows = {row.name: row for row in read_ablations(False).rows}
+    rows = {row.name: row for row in read_ablations("full")}
     place = module.AblationRun((str(bench.resolve()),), str(out), None, 0, 0.2)
     ours, plain = (module.train_quantizer(place, rows[name].training) for name in ("base", "plain"))
     assert set(plain.data.train.modality.tolist()) == {0}
@@ -347,6 +455,15 @@ def test_a_random_fusion_does_not_start_at_the_sum(
 def test_wrong_requests_are_refused_before_any_work(bench: Path, tmp_path: Path) -> None:
     with pytest.raises(GeniusError, match=r"no ablation 'bass'\. Choose from base, wide"):
         run(bench, tmp_path / "out", rows=["bass"])
+    with pytest.raises(GeniusError, match=r"no ablation 'plain'\. Choose from base"):
+        run(bench, tmp_path / "out", rows=["plain"], tables=["first"])
+    with pytest.raises(GeniusError, match=r"no table 'third'\. Choose from first, second"):
+        run(bench, tmp_path / "out", tables=["third"])
+    with pytest.raises(GeniusError, match=r"no size 'huge'\. Choose from full, quick"):
+        run(bench, tmp_path / "out", size="huge")
+    for seeds in (0, 11):
+        with pytest.raises(BadData, match="between 1 and 10"):
+            run(bench, tmp_path / "out", seeds=seeds)
     with pytest.raises(BadData, match="limit is 0"):
         run(bench, tmp_path / "out", limit=0)
     assert not (tmp_path / "out").exists()
@@ -385,21 +502,11 @@ def test_workers_do_the_same_as_one_process(bench: Path, tmp_path: Path, tiny: N
     assert [row["mean"] for row in together] == [row["mean"] for row in alone]
 
 
-def test_the_interval_of_a_mean_is_narrower_than_those_of_its_tasks() -> None:
-    def score(task: str, recall: float, half: float) -> TaskResult:
-        span = {5: (recall - half, recall + half)}
-        return TaskResult("local", task, "d", "text->image", "generate", 9, 9, {5: recall}, span, 0, 0, 0, 0, 0)
-
-    found = means([score("a", 40.0, 6.0), score("b", 60.0, 8.0)])
-    assert found["mean"] == {"generate": 50.0}
-    assert found["interval"]["generate"] == pytest.approx((45.0, 55.0))  # sqrt(6^2 + 8^2) / 2
-    assert means([score("a", 0.5, 2.0)])["interval"]["generate"] == (0.0, 2.5)
-
-
 def test_a_training_is_named_by_what_decides_it() -> None:
-    training = read_ablations(True).rows[0].training
+    training = read_ablations("quick")[0].training
     other_seed = AblationTraining(replace(training.config, seed=1), training.scheme, training.fusion)
     assert other_seed.quantizer != training.quantizer
+    assert training.seeded(1) == other_seed
     other_heads = replace(training.config, heads=replace(training.config.heads, dim=3))
     assert AblationTraining(other_heads, training.scheme, training.fusion).decoder == training.decoder
 
@@ -419,3 +526,155 @@ def test_failed_ablations_leave_nothing_that_blocks(
     for limit in (1, 2):  # the second has other settings
         with pytest.raises(BadData, match="An image"):
             run(bench, out, limit=limit)
+
+
+# --- tables, seeds and sizes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("tiny")
+def test_only_the_rows_of_the_tables_are_trained(bench: Path, tmp_path: Path) -> None:
+    (plain, semantic) = run(bench, tmp_path / "out", tables=["second"])
+    assert (plain["name"], semantic["name"]) == ("plain", "semantic")
+    assert plain["difference"] is None  # its reference is in the other table
+
+
+@pytest.mark.usefixtures("tiny")
+def test_each_seed_is_a_training_and_a_row_is_their_mean(bench: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rows = {row["name"]: row for row in run(bench, out, rows=["base", "plain"], seeds=2)}
+    base, plain = rows["base"], rows["plain"]
+    assert base["seeds"] == plain["seeds"] == plain["difference"]["seeds"] == [0, 1]
+    assert len(list((out / "decoders").iterdir())) == len(list((out / "quantizers").iterdir())) == 4
+    alone = [run(bench, tmp_path / f"alone{n}", rows=["base"], seeds=n)[0] for n in (1, 2)]
+    assert without_times(alone[0]["trainings"]) == without_times(base["trainings"][:1])
+    assert without_times(alone[1]) == without_times(base)
+
+    means = {}
+    for name, row in rows.items():
+        recalls = [[s["recall"]["5"] for s in scores(row, n) if s["method"] == "generate"] for n in (0, 1)]
+        means[name] = np.mean(recalls, axis=1)
+        assert row["mean"]["generate"]["value"] == pytest.approx(means[name].mean())
+        assert row["spread"]["generate"] == pytest.approx(means[name].std(ddof=1))
+    assert plain["difference"]["value"] == pytest.approx(np.mean(means["plain"] - means["base"]))
+
+    # One more seed of one row: the difference is still that of the seeds that both have.
+    more = {row["name"]: row for row in run(bench, out, rows=["plain"], seeds=3)}["plain"]
+    assert (more["seeds"], more["difference"]) == ([0, 1, 2], plain["difference"])
+
+
+@pytest.mark.usefixtures("tiny")
+def test_differences_are_paired_by_query(bench: Path, tmp_path: Path) -> None:
+    """Which queries found something is kept: two rows that find the same have no difference and no doubt about it."""
+    base, same, plain = (row for row in run(bench, tmp_path / "out", rows=["base", "same", "plain"]))
+    assert same["against"] is None
+    folder = RowFolder(tmp_path / "out" / "rows", None)
+    rows = {row.name: row for row in read_ablations("full")}
+    hits = {name: folder.hits(rows[name], [0])["generate"] for name in ("base", "same", "plain")}
+    assert {task: found.shape for task, found in hits["base"].items()} == dict.fromkeys(hits["base"], (1, 6))
+    for name, row in (("base", base), ("plain", plain)):
+        recalls = {s["task"]: s["recall"]["5"] for s in scores(row) if s["method"] == "generate"}
+        assert {task: 100 * found.mean() for task, found in hits[name].items()} == pytest.approx(recalls)
+    assert difference(hits["same"], hits["base"]) == Estimate(0.0, 0.0, 0.0)
+    found = difference(hits["plain"], hits["base"])
+    assert plain["difference"] == {"value": found.value, "low": found.low, "high": found.high, "seeds": [0]}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_sizes_share_a_folder_and_never_mix(bench: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    full = run(bench, out, rows=["base"])
+    both = run(bench, out, rows=["plain"], size="quick")
+    assert [(row["name"], row["size"], row["limit"]) for row in both] == [("base", "full", None), ("plain", "quick", 2)]
+    assert both[0] == full[0]
+    assert both[1]["difference"] is None  # its reference has been measured in full size only
+    assert len(both[1]["trainings"][0]["codebooks"]) == 2
+    rows = {(row["name"], row["size"]): row for row in run(bench, out, rows=["base"], size="quick")}
+    assert rows["base", "full"] == full[0]
+    assert rows["plain", "quick"]["difference"] is not None
+    assert {score["queries"] for score in scores(rows["base", "quick"])} == {2}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_estimate_counts_steps_and_searches(
+    bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {row.name: row for row in read_ablations("full")}
+    jobs = [module.AblationJob(rows[name], 0) for name in ("base", "wide", "same")]
+    # 8 steps of stage 2 at 3 s; 2 epochs of 160 queries in batches of 16 at 5 s; two different searches at 7 s
+    assert module.estimated_seconds([jobs], [jobs], 160) == 8 * 3 + 2 * 10 * 5 + 2 * 7
+    monkeypatch.setattr(module, "write_vectors", forbid)
+    with pytest.raises(AssertionError):
+        ablate([bench], tmp_path / "out", rows=["base"], seeds=2, workers=1, console=Console(width=1000))
+    # Twice 8 steps, twice 2 epochs of 60 queries, two searches: 48 + 75 + 14 seconds
+    said = capsys.readouterr().out
+    assert (
+        "2 trainings of 1 row, 0 of them finished; 2 decoders and 2 quantizers to train, 1 at a time: about 2 minutes"
+        in said
+    )
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import pytest, torch
+torch.set_num_threads(1)
+import test_ablations as tests
+from genius.evaluation import ablations as module
+
+root, work, steps = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+patch = pytest.MonkeyPatch()
+tests.tiny_ablations(patch, work)
+loss, count = module.DecoderStage.loss, 0
+
+def counted(stage, step):
+    global count
+    count += 1
+    if count > steps:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loss(stage, step)
+
+patch.setattr(module.DecoderStage, "loss", counted)
+tests.run(root, work / "out", rows=["base", "plain"], seeds=2)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+@pytest.mark.usefixtures("tiny")
+def test_killed_ablations_continue(bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies in the training of the third of four decoders."""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support"), *sys.path]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1"}
+    code = [sys.executable, "-c", KILLED, str(bench), str(tmp_path)]
+    steps = 2 * 60 * 2 // 16  # of two decoders
+    killed = subprocess.run([*code, str(steps + 3)], env=env, capture_output=True, check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    out = tmp_path / "out"
+    found = json.loads((out / "ablations.json").read_text())["rows"]
+    assert [(row["name"], row["seeds"]) for row in found] == [("base", [0]), ("plain", [0])]
+
+    trained = []
+    loss = module.DecoderStage.loss
+    monkeypatch.setattr(
+        module.DecoderStage, "loss", lambda stage, step: trained.append(stage.seed) or loss(stage, step)
+    )
+    resumed = run(bench, out, rows=["base", "plain"], seeds=2)
+    assert set(trained) == {1}
+    assert without_times(resumed[0]["trainings"][0]) == without_times(found[0]["trainings"][0])
+    whole = run(bench, tmp_path / "whole", rows=["base", "plain"], seeds=2)
+    assert without_times(resumed) == without_times(whole)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_items_get_their_codes_as_in_training(bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the beams of the setting code_beams, in the search as in the training of the decoder."""
+    table = ablation_rows.TABLE
+    table.write_text(table.read_text().replace("levels = 3\n", "levels = 3\ncode_beams = 4\n"))
+    row = next(row for row in read_ablations("full") if row.name == "base")
+    place = module.AblationRun((str(bench.resolve()),), str(tmp_path / "out"), None, 0, 0.2)
+    run(bench, tmp_path / "out", rows=["base"])
+    model = module.train_decoder(place, row.training)
+    beams = []
+    encode = Quantizer.encode
+    monkeypatch.setattr(Quantizer, "encode", lambda *given: beams.append(given[-1]) or encode(*given))
+    model.codes(Vectors(np.ones((2, DIM), np.float32), np.ones((2, DIM), np.float32)))
+    assert beams == [4]

@@ -62,22 +62,19 @@ def write_run(folder: Path, **changes: Any) -> Path:
 
 
 def ablation(name: str, recall: float, direction: str, half: float = 2.0, **about: Any) -> dict[str, Any]:
-    scores = [score("global", t, m, recall, half) for t in TASKS for m in ("exact", "generate")]
-    row: dict[str, Any] = {
-        "name": name,
-        "table": "Table 4",
-        "label": name,
-        "paper": None,
-        "direction": direction,
-        "against": "whole",
-    }
-    row |= {"setting": "global", "beam": 30, "scheme": "modality", "seconds": 1.0, "results": scores, "codebooks": []}
-    return row | {"mean": {"exact": recall, "generate": recall}, "interval": {}} | about
+    """A row whose reference has 50 %."""
+    mean = {"value": recall, "low": recall - 2, "high": recall + 2}
+    row: dict[str, Any] = {"name": name, "size": "quick", "table": "Table 4", "table_about": "parts", "label": name}
+    row |= {"paper": None, "direction": direction, "against": "whole", "setting": "global", "beam": 30}
+    row |= {"scheme": "modality", "limit": 100, "seeds": [0], "mean": {"exact": mean, "generate": mean}, "spread": {}}
+    apart = {"value": recall - 50, "low": recall - 50 - half, "high": recall - 50 + half, "seeds": [0]}
+    row |= {"difference": None if direction == "reference" else apart, "rerank_gain": None, "trainings": []}
+    return row | about
 
 
 def write_ablations(folder: Path, rows: list[dict[str, Any]]) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "ablations.json").write_text(json.dumps({"format": 1, "quick": True, "rows": rows}))
+    (folder / "ablations.json").write_text(json.dumps({"format": 2, "rows": rows}))
     return folder
 
 
@@ -157,7 +154,7 @@ def test_page_holds_every_part_and_fetches_nothing(tmp_path: Path, quick_umap: N
     assert "@import" not in page
     for name in (
         *(f"recall-{cost}-{setting}" for cost in ("bytes", "time") for setting in ("local", "global")),
-        *("scale", "ablations", "umap-with", "umap-without"),
+        *("scale", "ablations-quick", "umap-with", "umap-without"),
     ):
         assert page.count(f'alt="{name}"') == 1
     assert tags.counts["img"] == 8
@@ -297,45 +294,29 @@ def test_files_without_rows_are_named_as_missing(tmp_path: Path) -> None:
     assert "genius ablate DATA --out RUN" in markdown
 
 
-REFERENCE = ablation("whole", 50, "reference")
-
-
 @pytest.mark.parametrize(
     ("recall", "direction", "said", "agrees"),
     [
-        (40, "harmful", "harmful here too", True),
-        (49, "harmful", "not harmful here: interval −3.0 to +1.0", False),
-        (60, "harmful", "not harmful here: interval +8.0 to +12.0", False),
-        (60, "helpful", "helpful here too", True),
-        (51, "helpful", "not helpful here: interval −1.0 to +3.0", False),
+        (40, "harmful", "agrees with the paper: worse", True),
+        (49, "harmful", "undecided (harmful in the paper)", None),
+        (60, "harmful", "contradicts the paper: better", False),
+        (60, "helpful", "agrees with the paper: better", True),
+        (40, "helpful", "contradicts the paper: worse", False),
+        (51, "helpful", "undecided (helpful in the paper)", None),
         (40, "mixed", "mixed in the paper; here worse", None),
         (60, "unknown", "not in the paper; here better", None),
         (50, "unknown", "not in the paper; here no clear difference", None),
     ],
 )
 def test_verdicts(recall: float, direction: str, said: str, agrees: bool | None) -> None:
-    """Two tasks, each known to ±2 in both rows: the mean of the differences is known to ±2."""
-    verdict = judge(ablation("changed", recall, direction), {"whole": REFERENCE})
+    """The interval of the difference, 2 to each side here, decides."""
+    verdict = judge(ablation("changed", recall, direction))
     assert (verdict.text, verdict.agrees) == (said, agrees)
 
 
-def test_verdicts_pair_the_tasks() -> None:
-    """Tasks differ by far more than rows do; only differences within a task count."""
-    easy, hard = TASKS
-    rows = []
-    for name, loss in (("whole", 0), ("changed", 3)):
-        scores = [score("global", easy, "generate", 90 - loss, 0.5), score("global", hard, "generate", 10 - loss, 0.5)]
-        rows.append(ablation(name, 50, "harmful", results=scores))
-    verdict = judge(rows[1], {"whole": rows[0]})
-    assert verdict.text == "harmful here too"
-    assert verdict.difference is not None
-    assert verdict.difference.value == pytest.approx(-3)
-    assert verdict.difference.low == pytest.approx(-3 - 0.5)
-
-
 def test_a_row_without_its_reference_is_not_judged() -> None:
-    verdict = judge(ablation("changed", 10, "harmful"), {})
-    assert (verdict.text, verdict.difference) == ("its reference is not measured", None)
+    verdict = judge(ablation("changed", 10, "harmful", difference=None))
+    assert (verdict.text, verdict.difference) == ("its reference is not measured in this size", None)
 
 
 def test_ablation_tables_show_the_papers_numbers(tmp_path: Path, undrawn: None) -> None:
@@ -343,6 +324,7 @@ def test_ablation_tables_show_the_papers_numbers(tmp_path: Path, undrawn: None) 
         ablation("whole", 50, "reference", against=None, paper={"COCO T→I": 60.0, "WebQA T→T": 20.0}),
         ablation("less", 20, "harmful", paper={"COCO T→I": 30.0, "WebQA T→T": 10.0}, ours="fewer <codes>"),
         ablation("alike", 50, "harmful", paper={"COCO T→I": 59.0, "WebQA T→T": 19.0}),
+        ablation("more", 60, "harmful", paper={"COCO T→I": 58.0, "WebQA T→T": 18.0}),
         ablation("other", 50, "unknown"),
         ablation("none", 0, "mixed", against="other", paper={"COCO T→I": 0.0, "WebQA T→T": 0.0}),
     ]
@@ -350,19 +332,40 @@ def test_ablation_tables_show_the_papers_numbers(tmp_path: Path, undrawn: None) 
     less = rows_of(markdown, "less")[0]
     assert less[0] == "less (fewer <codes>)"
     assert less[1:3] == ["20.0", "−20.0"]
-    assert less[-2:] == ["−30.0 (−32.0 to −28.0)", "harmful here too"]
+    assert less[-2:] == ["−30.0 (−32.0 to −28.0)", "agrees with the paper: worse"]
     assert rows_of(markdown, "none")[0][2] == "−40.0"  # its reference is ours alone; that one's is the paper's
     assert "fewer &lt;codes&gt;" in page
-    assert "1 of the 2 changes that the paper reports as harmful are harmful here too;" in markdown
+    said = "reports as harmful, quick size: 1 of 3 agree with the paper, 1 contradict it, 1 undecided."
+    assert said in markdown
     assert page.count('class="words good"') == page.count('class="words bad"') == 1
     assert "Quick size" in page
+    assert "### Table 4, parts: universal, 1 seed\n" in markdown
+
+
+def test_sizes_and_seeds_of_ablations_are_told_apart(tmp_path: Path, undrawn: None) -> None:
+    seeds = {"seeds": [0, 1, 2], "spread": {"generate": 0.42}, "size": "full"}
+    rows = [
+        ablation("less", 20, "harmful"),
+        ablation("whole", 50, "reference", **seeds),
+        ablation("less", 30, "harmful", **seeds),
+    ]
+    _, markdown = made([write_ablations(tmp_path / "run", rows)], tmp_path)
+    assert markdown.index("Ablations in quick size") < markdown.index("Ablations in full size")
+    quick, full = rows_of(markdown, "less")
+    assert (quick[2], full[2]) == ("20.0 (18.0–22.0)", "30.0 ± 0.4 (28.0–32.0)")
+    assert "quick size: 1 of 1 agree with the paper, 0 contradict it, 0 undecided. Changes that" in markdown
+    assert "### Table 4, parts: universal, 3 seeds\n" in markdown
+
+
+def test_ablations_of_an_earlier_format_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ablations.json").write_text(json.dumps({"format": 1, "quick": True, "rows": []}))
+    with pytest.raises(BadData, match=r"format 1, but this version reads format 2"):
+        made([tmp_path], tmp_path)
 
 
 def test_reranking_is_compared_with_the_papers_gain(tmp_path: Path, undrawn: None) -> None:
-    SIZES["rerank"] = 131.25
-    scores = [score("local", t, m, r) for t in TASKS for m, r in (("generate", 40), ("rerank", 47))]
-    paper = {"COCO T→I": 60.0, "COCO T→I, R": 70.5}
-    row = ablation("both", 40, "reference", results=scores, paper=paper, mean={"generate": 40, "rerank": 47})
+    gain = {"value": 7.0, "low": 5.0, "high": 9.0}
+    row = ablation("both", 40, "reference", paper={"COCO T→I": 60.0, "COCO T→I, R": 70.5}, rerank_gain=gain)
     _, markdown = made([write_ablations(tmp_path / "run", [row])], tmp_path)
     assert "both: re-ranking adds 7.0 points here (interval +5.0 to +9.0), 10.5 in the paper." in markdown
     assert rows_of(markdown, "both")[0][1:3] == ["60.0 (COCO T→I)", "70.5 (COCO T→I)"]
