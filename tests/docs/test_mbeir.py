@@ -1,22 +1,40 @@
 """docs/mbeir.md: its configuration is read, its counts are those of the table it cites, its commands exist."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from genius.data.mbeir_check import PUBLISHED
-from genius.train.config import TrainConfig
+from genius.train.config import TrainConfig, check
 
-PAGE = (Path(__file__).parents[2] / "docs/mbeir.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/mbeir.md").read_text(encoding="utf-8")
 
 
-def test_the_configuration_is_read_and_is_the_papers(tmp_path: Path) -> None:
-    (content,) = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
-    (tmp_path / "mbeir.toml").write_text(content)
-    config = TrainConfig.read(tmp_path / "mbeir.toml")
-    assert (config.quantizer.codes_per_level, config.quantizer.levels) == (4096, 8)
-    assert (config.decoder.d_model, config.decoder.layers, config.decoder.prefix) == (512, 6, 30)
+def test_the_papers_configuration_is_used_with_another_encoder_for_table_3(tmp_path: Path) -> None:
+    """examples/paper.toml itself is checked by tests/train/test_paper_settings.py."""
+    assert "--config examples/paper.toml" in PAGE
+    paper = (ROOT / "examples/paper.toml").read_text(encoding="utf-8")
+    (clip,) = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
+    (tmp_path / "table3.toml").write_text(re.sub(r"(?ms)^\[clip\].*?(?=^\[quantizer\])", clip, paper))
+    table3, config = TrainConfig.read(tmp_path / "table3.toml"), TrainConfig.read(ROOT / "examples/paper.toml")
+    check(table3)
+    assert (table3.clip.tune, table3.clip.rate, config.clip.tune) == ("full", 1e-5, "none")
+    assert replace(table3, clip=config.clip) == config
+
+
+def test_every_result_is_of_the_papers_protocol() -> None:
+    commands = re.findall(r"^ *genius evaluate (?:.*\\\n)*.*$", PAGE, re.M)
+    assert len(commands) >= 6
+    assert all("--protocol paper" in command for command in commands)
+
+
+def test_the_papers_run_is_validated_once_in_an_epoch() -> None:
     queries = sum(1000 * float(row.queries["train"][:-1]) for row in PUBLISHED.values())
-    assert abs(config.quantizer.steps * config.quantizer.batch / queries - 20) < 0.5
+    for stage in (config := TrainConfig.read(ROOT / "examples/paper.toml")).quantizer, config.decoder:
+        assert stage.validate_every == pytest.approx(queries / stage.batch, rel=0.05)
 
 
 def test_counts_of_images_and_texts_follow_from_the_table() -> None:

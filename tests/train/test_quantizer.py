@@ -189,6 +189,31 @@ def test_a_learned_first_code_does_not_look_at_the_modality(data: SimpleNamespac
         assert 0 < stage.validate()["purity"] < 1
 
 
+def test_with_the_papers_decay_codebooks_recover_from_a_start_of_one_vector_a_code(
+    data: SimpleNamespace, vectors: FrozenVectors
+) -> None:
+    """The paper's k-means sees one batch. The second semantic level then starts from zeros alone, until its codes are
+    revived, and ends as one that started from all candidates does: the mean over seeds, since single runs differ."""
+    ends: dict[int, list[float]] = {CONFIG.codes_per_level: [], CANDIDATES: []}
+    for sample, errors in ends.items():
+        for seed in range(3, 11):
+            config = replace(CONFIG, first_code="nearest", sample=sample, decay=0.9)
+            stage = QuantizerStage(data, vectors, config, seed)  # type: ignore[arg-type]
+            stage.start()
+            zeros = stage.quantizer.codebooks[2].abs().max() < 1e-6
+            assert zeros == (sample == CONFIG.codes_per_level)
+            stage.module.train()
+            for step in range(60):
+                stage.loss(step)
+            stage.module.eval()
+            fused = stage.fuse(data.train)
+            codes = stage.quantizer.encode(fused, None)
+            assert len(set(codes[:, 2].tolist())) == CONFIG.codes_per_level
+            errors.append(float((fused - stage.quantizer.decode(codes)).square().sum(1).mean()))
+    few, every = (np.mean(errors) for errors in ends.values())
+    assert few < 1.1 * every
+
+
 def test_a_given_first_code_is_the_modality(stage: QuantizerStage) -> None:
     modality = torch.from_numpy(stage.data.train.modality)
     assert torch.equal(stage.scheme.encode(stage.fuse(stage.data.train), modality)[:, 0], modality)
