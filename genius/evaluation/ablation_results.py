@@ -62,7 +62,7 @@ class RowFolder:
         return self.folder / row.size.name / f"{self._stem(row)}-{seed}.json"
 
     def _stem(self, row: AblationRow) -> str:
-        facts = (row.training.decoder, row.setting, row.beam, row.methods, self.limit_of(row))
+        facts = (row.training.decoder, row.setting, row.beam, row.methods, self.limit_of(row), row.size.protocol)
         return f"{row.name}-{digest(*facts)}"
 
     def seeds(self, row: AblationRow) -> list[int]:
@@ -122,6 +122,7 @@ class RowFolder:
             "beam": row.beam,
             "scheme": row.training.scheme,
             "limit": self.limit_of(row),
+            "protocol": row.size.protocol,
             "seeds": seeds,
             "mean": means,
             "spread": spread,

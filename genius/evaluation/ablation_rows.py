@@ -11,8 +11,8 @@ from typing import Any
 from genius.errors import BadData
 from genius.evaluation.estimate import STUDENT
 from genius.evaluation.id_schemes import SCHEMES, SINGLE_MODALITY
-from genius.evaluation.runs import METHODS, SETTINGS, check_names
-from genius.train.config import TrainConfig, check, make_config
+from genius.evaluation.runs import METHODS, PROTOCOLS, SETTINGS, check_names
+from genius.train.config import DecoderStageConfig, TrainConfig, check, make_config
 
 TABLE = Path(__file__).parent / "ablations.toml"
 FUSIONS = ("image+text", "random")
@@ -48,12 +48,14 @@ class AblationTraining:
 
 @dataclass(frozen=True)
 class AblationSize:
-    """How large the rows are trained. limit: queries per task. seeds: trainings per row."""
+    """How large the rows are trained. limit: queries per task. seeds: trainings per row. protocol: of PROTOCOLS."""
 
     name: str
     limit: int | None
     seeds: int
+    protocol: str
     seconds: dict[str, float]  # on one core: of a "quantizer_step", a "decoder_step", and the "search" of a row
+    decoder_weights: int  # of the decoder whose steps take as long as `seconds` says
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ class AblationRow:
     methods: tuple[str, ...]
     training: AblationTraining  # with the first seed
     about: dict[str, Any]
+
+    @property
+    def search(self) -> tuple[str, int, tuple[str, ...]]:
+        """What is searched. Rows of one training and size that search alike have the same results."""
+        return self.setting, self.beam, self.methods
 
 
 def read_ablations(size: str | None = None, tables: Sequence[str] | None = None) -> tuple[AblationRow, ...]:
@@ -124,7 +131,11 @@ def _row(content: dict[str, Any], values: dict[str, Any], table: AblationTable, 
         check_names([values[key]], known, f"{where}: {key}")
     check_names(values["methods"], METHODS, f"{where}: method")
     settings = dict(content["size"][size])
-    facts = AblationSize(size, settings.pop("limit", None), settings.pop("seeds"), settings.pop("seconds"))
+    keys = ("limit", "seeds", "protocol", "seconds")
+    facts = {key: settings.pop(key, None) for key in keys}
+    facts["protocol"] = facts["protocol"] or PROTOCOLS[0]
+    check_names([facts["protocol"]], PROTOCOLS, f"{where}: protocol")
+    weights = decoder_weights(make_config(TrainConfig, settings, f"{TABLE.name}, size {size}").decoder)
     if values["decoder"] == "paper":
         settings = _merged(settings, {"decoder": content["paper_decoder"]})
     changes = values.get(f"train_{size}", values.get("train", {}))
@@ -134,7 +145,7 @@ def _row(content: dict[str, Any], values: dict[str, Any], table: AblationTable, 
     return AblationRow(
         values["name"],
         table,
-        facts,
+        AblationSize(name=size, decoder_weights=weights, **facts),
         values["setting"],
         values["beam"],
         tuple(values["methods"]),
@@ -144,6 +155,11 @@ def _row(content: dict[str, Any], values: dict[str, Any], table: AblationTable, 
             **{key: values.get(key, default) for key, default in _ABOUT.items()},
         },
     )
+
+
+def decoder_weights(config: DecoderStageConfig) -> int:
+    """Number of weights of the layers, to which the time of a training step is about proportional."""
+    return config.layers * config.d_model * (8 * config.heads * config.d_kv + 2 * config.d_ff)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

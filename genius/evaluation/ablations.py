@@ -30,8 +30,9 @@ from genius.data.splits import SplitData, Vocabulary, read_split
 from genius.encoders.base import Vectors
 from genius.encoders.mini import MiniEncoder
 from genius.errors import BadData, GeniusError
+from genius.evaluation.ablation_jobs import AblationJob, count_queries, estimated_seconds, grouped
 from genius.evaluation.ablation_results import RowFolder, SearchedRow
-from genius.evaluation.ablation_rows import MAX_SEEDS, AblationRow, AblationTraining, check_seeds, read_ablations
+from genius.evaluation.ablation_rows import MAX_SEEDS, AblationTraining, check_seeds, read_ablations
 from genius.evaluation.encoded_split import EncodedSplit, sampled_rows
 from genius.evaluation.evaluate import evaluate_encoded
 from genius.evaluation.id_schemes import SINGLE_MODALITY, make_scheme
@@ -61,19 +62,6 @@ WITH, WITHOUT = "random-start", "no-contrastive"
 VALIDATION_QUERIES = 10  # per task: a training is validated once, for its log
 _PARTS = ("vectors", "quantizers", "decoders", "rows")  # folders of what has been computed
 QUIET = Console(quiet=True)
-
-
-@dataclass(frozen=True)
-class AblationJob:
-    """A row with one seed."""
-
-    row: AblationRow
-    seed: int
-
-    @property
-    def training(self) -> AblationTraining:
-        """What is trained for it. Jobs can share a training."""
-        return self.row.training.seeded(self.seed)
 
 
 def ablate(
@@ -141,10 +129,10 @@ def ablate(
     record_run(Path(out, "ablate.json"), facts)
 
     missing = [job for job in jobs if not run.rows.path(job.row, job.seed).exists()]
-    groups = _grouped(missing, lambda job: f"{job.training.decoder} {run.rows.limit_of(job.row)}")
-    quantizers = _grouped(missing, lambda job: job.training.quantizer)
+    groups = grouped(missing, lambda job: f"{job.row.size.name} {job.training.decoder}")
+    quantizers = grouped(missing, lambda job: job.training.quantizer)
     workers = min(workers or os.cpu_count() or 1, max(1, len(groups)))
-    hours = estimated_seconds(quantizers, groups, _count_queries(resolved)) / workers / 3600
+    hours = estimated_seconds(quantizers, groups, count_queries(resolved)) / workers / 3600
     time_needed = f"{hours:,.1f} hours" if hours >= 1 else counted(max(1, round(60 * hours)), "minute")
     console.print(
         f"{counted(len(jobs), 'training')} of {counted(len({job.row.name for job in jobs}), 'row')}, "
@@ -161,43 +149,6 @@ def ablate(
     with console.status("rebuilding vectors"):
         _write_quantized(run, jobs)
     return run.rows.write_results(run.results)
-
-
-def estimated_seconds(
-    quantizers: Sequence[Sequence[AblationJob]], groups: Sequence[Sequence[AblationJob]], queries: int
-) -> float:
-    """Seconds on one core of groups of jobs that share a quantizer, and of groups that share a decoder.
-
-    queries: number of training queries. All decoders of a size are taken to be as large as its first.
-    """
-    total = 0.0
-    for group in quantizers:
-        stage2 = group[0].training.config.quantizer
-        steps = stage2.epochs * queries / stage2.batch if stage2.epochs else stage2.steps
-        total += group[0].row.size.seconds["quantizer_step"] * steps
-    for group in groups:
-        seconds, stage3 = group[0].row.size.seconds, group[0].training.config.decoder
-        total += seconds["decoder_step"] * stage3.epochs * queries / stage3.batch
-        total += seconds["search"] * len({_search(job.row) for job in group})
-    return total
-
-
-def _count_queries(roots: Sequence[str]) -> int:
-    """Number of training queries: lines of their files."""
-    files = (path for root in roots for path in Benchmark(Path(root)).query_files("train").values())
-    return sum(path.read_bytes().count(b"\n") for path in files)
-
-
-def _search(row: AblationRow) -> tuple[str, int, tuple[str, ...]]:
-    """What a row searches. Rows of one training that search alike have the same results."""
-    return row.setting, row.beam, row.methods
-
-
-def _grouped(jobs: Sequence[AblationJob], key: Callable[[AblationJob], str]) -> list[list[AblationJob]]:
-    groups: dict[str, list[AblationJob]] = {}
-    for job in jobs:
-        groups.setdefault(key(job), []).append(job)
-    return list(groups.values())
 
 
 def _work(
@@ -414,11 +365,11 @@ def measure(run: AblationRun, jobs: Sequence[AblationJob]) -> None:
     done: dict[tuple[Any, ...], SearchedRow] = {}
     for job in jobs:
         started, row = time.monotonic(), job.row
-        search = done.get(_search(row))
+        search = done.get(row.search)
         if search is None:
-            search = done[_search(row)] = SearchedRow()
-            budget = SearchOptions.budget
-            evaluate_encoded(model, encoded, (row.setting,), row.methods, row.beam, budget, QUIET, search)
+            search = done[row.search] = SearchedRow()
+            options = (row.methods, row.beam, SearchOptions.budget)
+            evaluate_encoded(model, encoded, (row.setting,), *options, QUIET, search, row.size.protocol)
         seconds = round(spent + time.monotonic() - started, 1)
         run.rows.write(row, job.seed, search, {"seconds": seconds, "codebooks": use})
 

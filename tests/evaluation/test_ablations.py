@@ -24,6 +24,7 @@ from genius.encoders.mini import MiniEncoder
 from genius.errors import BadData, GeniusError
 from genius.evaluation import ablation_rows
 from genius.evaluation import ablations as module
+from genius.evaluation.ablation_jobs import AblationJob, estimated_seconds
 from genius.evaluation.ablation_results import RowFolder, difference
 from genius.evaluation.ablation_rows import AblationRow, AblationTraining, read_ablations
 from genius.evaluation.ablations import ablate
@@ -97,7 +98,9 @@ def test_the_main_tables_have_the_size_of_mini_and_three_seeds() -> None:
 
 def test_the_paper_size_is_that_of_section_5_2() -> None:
     rows = {row.name: row.training.config for row in read_ablations("paper")}
+    assert {row.size.protocol for row in read_ablations("paper")} == {"paper"}
     base = rows["components"]
+    assert base.quantizer.epochs == 20
     assert (base.quantizer.codes_per_level, base.quantizer.levels) == (4096, 8)
     assert (base.quantizer.beta, base.quantizer.gamma, base.quantizer.rate, base.quantizer.batch) == (
         100,
@@ -599,9 +602,12 @@ def test_the_estimate_counts_steps_and_searches(
     bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = {row.name: row for row in read_ablations("full")}
-    jobs = [module.AblationJob(rows[name], 0) for name in ("base", "wide", "same")]
+    jobs = [AblationJob(rows[name], 0) for name in ("base", "wide", "same")]
+    larger = replace(rows["base"].training.config.decoder, layers=3)
+    training = replace(rows["base"].training, config=replace(rows["base"].training.config, decoder=larger))
+    assert estimated_seconds([], [[AblationJob(replace(rows["base"], training=training), 0)]], 160) == 307
     # 8 steps of stage 2 at 3 s; 2 epochs of 160 queries in batches of 16 at 5 s; two different searches at 7 s
-    assert module.estimated_seconds([jobs], [jobs], 160) == 8 * 3 + 2 * 10 * 5 + 2 * 7
+    assert estimated_seconds([jobs], [jobs], 160) == 8 * 3 + 2 * 10 * 5 + 2 * 7
     monkeypatch.setattr(module, "write_vectors", forbid)
     with pytest.raises(AssertionError):
         ablate([bench], tmp_path / "out", rows=["base"], seeds=2, workers=1, console=Console(width=1000))
