@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -120,9 +120,10 @@ def ablate(
         "model": loaded.fingerprint,
         "split": SPLIT,
         "limit": limit,
+        "derived_prompts": config.derived_prompts,  # of the training queries, whose vectors are shared
     }
     begun = any(path.is_file() for name in _PARTS for path in Path(out, name).rglob("*"))
-    what = "ablations with other data, another model or another limit"
+    what = "ablations with other data, another model, another limit or other prompts"
     check_same_run(Path(out, "ablate.json"), facts, out, what, begun)
     for root in roots:
         Benchmark(root).tasks("train")
@@ -315,7 +316,8 @@ def train_quantizer(run: AblationRun, training: AblationTraining) -> QuantizerSt
     """Train stage 2, or load it if it is finished."""
     shared, config = _data(run), training.config
     data = shared.data
-    if training.scheme in SINGLE_MODALITY:
+    if training.scheme in SINGLE_MODALITY:  # its first code is the same for all items, and never learned
+        config = replace(config, quantizer=replace(config.quantizer, first_code="modality"))
         data = copy.copy(data)
         data.train, data.val = (_SingleModality(s.tasks, s.dids, s.text, s.image) for s in (data.train, data.val))
     stage = QuantizerStage(data, shared.vectors, config.quantizer, config.seed)

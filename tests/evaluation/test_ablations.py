@@ -96,21 +96,17 @@ def test_the_main_tables_have_the_size_of_mini_and_three_seeds() -> None:
         assert getattr(base.decoder, size) == getattr(shipped.decoder, size)
 
 
-def test_the_paper_size_is_that_of_section_5_2() -> None:
+def test_the_paper_size_is_the_papers_recipe() -> None:
+    recipe = TrainConfig.read(Path(__file__).parents[2] / "examples/paper.toml")
     rows = {row.name: row.training.config for row in read_ablations("paper")}
-    assert {row.size.protocol for row in read_ablations("paper")} == {"paper"}
     base = rows["components"]
-    assert base.quantizer.epochs == 20
-    assert (base.quantizer.codes_per_level, base.quantizer.levels) == (4096, 8)
-    assert (base.quantizer.beta, base.quantizer.gamma, base.quantizer.rate, base.quantizer.batch) == (
-        100,
-        100,
-        1e-4,
-        256,
-    )
-    decoder = base.decoder
-    assert (decoder.d_model, decoder.layers, decoder.heads, decoder.d_kv, decoder.d_ff) == (512, 6, 8, 64, 2048)
-    assert (decoder.prefix, decoder.epochs, decoder.batch, decoder.rate, decoder.alpha) == (30, 30, 256, 1e-4, 2)
+    for mine, theirs in ((base.quantizer, recipe.quantizer), (base.decoder, recipe.decoder)):
+        unused = {
+            name: getattr(theirs, name) for name in ("validate_every", "linear_head_gain") if hasattr(theirs, name)
+        }
+        assert replace(mine, **unused) == theirs
+    assert base.derived_prompts == recipe.derived_prompts
+    assert {row.size.protocol for row in read_ablations("paper")} == {"paper"}
     for name, label in (("codes-4096x7", "4096 × 7"), ("codes-256x5", "256 × 5"), ("more-8192x17", "8192 × 17")):
         quantizer = rows[name].quantizer
         assert f"{quantizer.codes_per_level} × {quantizer.levels + 1}" == label
@@ -418,7 +414,9 @@ def test_a_folder_holds_ablations_of_one_kind(bench: Path, tmp_path: Path) -> No
     out = tmp_path / "out"
     run(bench, out, rows=["base"], limit=2)
     assert {score["queries"] for score in scores(json.loads((out / "ablations.json").read_text())["rows"][0])} == {2}
-    for other in ({"limit": 3}, {"limit": 2, "model": "other"}):
+    table = ablation_rows.TABLE
+    table.write_text(table.read_text().replace("[size.quick]", "[size.quick]\nderived_prompts = 0.5"))
+    for other in ({"limit": 3}, {"limit": 2, "model": "other"}, {"limit": 2, "size": "quick"}):
         with pytest.raises(BadData, match=r"holds ablations with other data.*--out"):
             run(bench, out, rows=["base"], **other)
 
@@ -433,6 +431,11 @@ def test_the_undivided_quantizer_is_not_told_the_modality(bench: Path, tmp_path:
     ours, plain = (module.train_quantizer(place, rows[name].training) for name in ("base", "plain"))
     assert set(plain.data.train.modality.tolist()) == {0}
     assert set(ours.data.train.modality.tolist()) == {0, 1, 2}
+    # Where ours learns its first code, this one still has none.
+    training = rows["plain"].training
+    learned = replace(training.config.quantizer, first_code="nearest")
+    stage = module.train_quantizer(place, replace(training, config=replace(training.config, quantizer=learned)))
+    assert stage.config.first_code == "modality"
 
 
 @pytest.mark.usefixtures("tiny")
