@@ -38,18 +38,19 @@ def ours(config: DecoderConfig, queries: int, width: int, decided: int, given: b
     rows. Prefix keys and values are computed once a query, and a level's logits over its own codes only.
     """
     products = prefix(config, queries, queries)
-    if config.linear_head:
+    if config.residual_input:
+        products[queries, config.dim, config.d_model] += 1
+    if config.residual_gain:
         products[queries, config.dim, config.vocabulary] += 1
-    written = config.decoder_levels or len(config.sizes)  # the levels whose logits come from the layers
     modalities = queries * (1 if given else min(MODALITIES, config.sizes[0]))
-    first = min(decided, written, 2)
+    first = min(decided, 2)
     products += layers(config, queries + modalities * (first - 1))
     for level in range(int(given), first):
         products += logits(config, (queries, modalities)[level], level)
-    for level in range(first, min(decided, written)):
+    for level in range(first, decided):
         products += layers(config, queries * width)
         products += logits(config, queries * width, level)
-    left = range(max(first, decided), written) if tails else range(0)
+    left = range(max(first, decided), len(config.sizes)) if tails else range(0)
     if left:
         products += layers(config, queries * width * len(left))
     for level in left:
@@ -69,7 +70,8 @@ def published(config: DecoderConfig, queries: int, width: int) -> Products:
 def prefix(config: DecoderConfig, queries: int, copies: int) -> Products:
     """The prefix network (Eq. 9), and keys and values of that many copies of its output."""
     products: Products = Counter()
-    products[queries, config.dim, config.prefix * config.d_model] += 1
+    if config.layers:
+        products[queries, config.dim, config.prefix * config.d_model] += 1
     products[copies * config.prefix, config.d_model, 2 * config.heads * config.d_kv] += config.layers
     return products
 
@@ -83,12 +85,17 @@ def layers(config: DecoderConfig, rows: int) -> Products:
     products[rows, inner, d] += 2 * config.layers
     products[rows, d, config.d_ff] += config.layers
     products[rows, config.d_ff, d] += config.layers
+    if config.residual_input:
+        products[rows, config.dim, d] += 1
     return products
 
 
 def logits(config: DecoderConfig, rows: int, level: int) -> Products:
     codes = config.vocabulary if config.whole_vocabulary else config.sizes[level]
-    return Counter({(rows, config.d_model, codes): 1})
+    products: Products = Counter({(rows, config.d_model, codes): 1} if config.layers else {})
+    if config.residual_gain and level:
+        products[rows, config.dim, codes] += 1
+    return products
 
 
 class Machine:

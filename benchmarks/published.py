@@ -7,8 +7,8 @@ log-probabilities too).
 
 Two things differ from the original, both in its favour. Its trie is made of nested dicts, which at a million IDs need
 many gigabytes; `PrefixTree` keeps sorted columns and remembers its answers, so that from the second search of a query
-on each call is one look-up in a dict, less than the original's walk. And the linear head of a decoder that has one,
-which T5 has not, is left out.
+on each call is one look-up in a dict, less than the original's walk. And residual inputs and scores of a decoder that
+has them, which T5 has not, are left out.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Published:
     """Beam search by `transformers` over the IDs `codes: (n, levels)`, with a decoder's weights."""
 
     def __init__(self, decoder: DecoderRuntime, codes: np.ndarray) -> None:
-        self.t5 = as_t5(decoder, without_linear_head=True)
+        self.t5 = as_t5(decoder, blocks_only=True)
         self.weight, self.bias = (
             torch.from_numpy(decoder.weights[f"prefix_network.0.{p}"]) for p in ("weight", "bias")
         )

@@ -48,7 +48,7 @@ from genius import Genius, Query
 from genius.errors import GeniusError
 from genius.evaluation.baselines import FaissBaseline, build_baseline
 from genius.search.beam import beam_search
-from genius.search.options import SearchOptions, automatic_budget
+from genius.search.options import SearchOptions
 from genius.search.searcher import MIN_MODALITY_RATIO, Searcher
 from genius.search.trie import Trie
 
@@ -380,13 +380,14 @@ class Comparison:
         return found
 
     def stops(self, mode: str, given: bool, queries: int) -> list[int]:
-        """Per query, the number of codes its beams have when the search stops."""
+        """Per query, the number of codes that the decoder has scored when the search stops."""
+        if mode == "fast":
+            return [2] * queries
         beams = beam_search(
             self.model.decoder,
             self.searcher.trie,
             self.material.fused[:queries],
             BEAM,
-            max_items=automatic_budget(len(self.searcher)) if mode == "fast" else None,
             targets=self.material.modality[:queries] if given else None,
             tails=False,
             min_modality_ratio=0.0 if mode == "generate" else MIN_MODALITY_RATIO,

@@ -83,22 +83,14 @@ def run_demo(
 
 
 def about_page(model: "Genius", items: int) -> tuple[str, str, str]:
-    """Paragraphs about the page: which codes the decoder layers generate, how mode fast ranks, what the index holds."""
-    levels, generated = len(model.decoder.config.sizes), model.decoder.config.decoder_levels
-    if generated in (0, levels):
-        decoder = f"The decoder of this model generates all {levels} codes."
-    else:
-        semantic = "the first semantic code" if generated == 2 else f"the first {generated - 1} semantic codes"
-        decoder = (
-            f"The decoder layers of this model generate {generated} of the {levels} codes: the modality and "
-            f"{semantic}. A linear head over the query vector scores the other codes."
-        )
+    """Paragraphs about the page: how many codes the decoder generates, how mode fast ranks, what the index holds."""
     return (
-        f"Every item has an ID: a code for its modality, then codes that narrow down its content. {decoder}",
-        "The hits on this page come from the default mode, fast. Its beam search over the codes stops as soon as at "
-        f"most {automatic_budget(items):,} candidates are left, and these are ranked by comparing their embeddings "
-        "with the query. So an ID need not be generated to its last code. A code is coloured if another hit of the "
-        "same query begins with the same codes.",
+        f"Every item has an ID: a code for its modality, then codes that narrow down its content. The decoder "
+        f"of this model generates all {model.decoder.levels} codes.",
+        "The hits on this page come from the default mode, fast. It generates the modality only, finds the "
+        f"{automatic_budget(items):,} items of that modality whose codes are nearest to the query, and ranks these by "
+        "comparing their embeddings with the query. A code is coloured if another hit of the same query begins with "
+        "the same codes.",
         f"The index holds {items:,} items: all emoji, including those the model was trained on. The emoji in the "
         "queries were kept out of training.",
     )

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
 from genius.evaluation.runs import id_bytes
-from genius.search.rerank import CodeVectors, top
+from genius.search.rerank import CodeVectors, code_score, top
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -64,14 +64,14 @@ class NearestCodes:
     def __init__(self, codes: ArrayLike, codebooks: Sequence[ArrayLike]) -> None:
         self._vectors = CodeVectors(codebooks)
         self._codes = np.asfortranarray(codes)  # read level by level
-        self._norms = self._vectors.norms(self._codes)
+        self._halves = self._vectors.half_norms(self._codes)
         self.bytes_per_item = id_bytes(np.diff(self._vectors.bounds).tolist())
 
     def search(self, queries: Floats, k: int) -> Ints:
         """Find k rows per fused query (q, d): (q, k), best first, -1 where there are fewer."""
         rows = np.full((len(queries), k), -1, np.int64)
         for query, products in enumerate(self._vectors.products(queries)):
-            best = top(self._vectors.scores(products, self._codes) / self._norms, k)
+            best = top(code_score(self._vectors.scores(products, self._codes), self._halves), k)
             rows[query, : len(best)] = best
         return rows
 

@@ -1,5 +1,6 @@
 """The model card: parts, use and results of a model, in the form that the Hugging Face hub reads."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,16 +89,18 @@ def _parts(model: Genius) -> list[tuple[str, str, int]]:
     levels = f"{len(sizes)} levels of {sizes[0]:,} codes" if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
     decoder = model.decoder.config
     shape = f"T5 shape, {decoder.layers} layers of width {decoder.d_model}, prefix of {decoder.prefix}"
-    if decoder.linear_head:
-        shape += ", with a linear head from the query to the codes"
-    if decoder.decoder_levels:
-        shape += f"; the layers generate the first {decoder.decoder_levels} codes, the linear head scores the others"
+    if decoder.residual_input:
+        shape += ", which read the residual of the query"
+    if decoder.residual_gain:
+        shape += f", with the residual score times {decoder.residual_gain:g}"
+    if not decoder.layers:
+        shape = f"no layers: the residual score times {decoder.residual_gain:g} alone"
     encoder = _count(model.encoder.state())
     return [
         ("encoder", f"`{model.encoder.kind}`, {model.dim} dimensions", encoder),
         ("fusion", f"hidden width {model.fusion.hidden}", _count(model.fusion.weights)),
         ("quantizer", f"{modality} modality codes, then {levels}", sum(model.sizes) * model.dim),
-        ("decoder", shape, _count(model.decoder.weights)),
+        ("decoder", shape, sum(map(math.prod, decoder.weight_shapes().values()))),
     ]
 
 

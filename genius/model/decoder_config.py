@@ -14,22 +14,30 @@ POSITION_MAX_DISTANCE = 128
 
 FIELD_OF_KEY = {key: key for key in ("dim", "sizes", "d_model", "layers", "heads", "d_kv", "d_ff", "prefix")}
 FIELD_OF_KEY |= {"prefix_hidden": "", "dropout": "dropout", "tied": "", "whole_vocabulary": "whole_vocabulary"}
-FIELD_OF_KEY |= {"skip": "linear_head", "written": "decoder_levels"}
+FIELD_OF_KEY |= {"skip": "", "written": ""}
 """Keys of a stored configuration -> fields. Keys and their order are part of every model's fingerprint."""
-FIXED_KEYS = {"prefix_hidden": 0, "tied": True}
+FIXED_KEYS = {"prefix_hidden": 0, "tied": True, "skip": False, "written": 0}
 """Stored keys of former options, with the only value that is supported."""
+OPTIONS = ("residual_input", "residual_gain", "query_scale")
+"""Fields that are stored only if they differ from their defaults, so that older models keep their fingerprints."""
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """Shape of a decoder. The defaults are the paper's (T5-small).
 
+    z is the query vector, c a code vector, q the sum of the code vectors of the codes before.
+
     Attributes:
+        layers: Number of blocks. 0 is allowed with a residual score only, which then scores the codes alone; all first
+            codes (modalities) are equally likely.
         whole_vocabulary: Normalise log-probabilities over the codes of all levels, as the published model does, instead
             of over the level's own codes.
-        linear_head: Add a linear map from the query vector to the logits of all codes. Not in the paper.
-        decoder_levels: Number of first levels that the blocks and the linear head score together; the linear head alone
-            scores the others. 0: the blocks score all levels, as in the paper.
+        residual_input: The blocks read W_z z - W_q q + token_scale * table[token] instead of table[token]. Not in the
+            paper.
+        residual_gain: g. Adds the residual score g ((s z - q).c - |c|^2 / 2) to the logits of every level but the
+            first. Not in the paper. 0: none.
+        query_scale: s, the scale of the query vector in residual scores.
     """
 
     dim: int  # of the query vectors
@@ -42,22 +50,28 @@ class DecoderConfig:
     prefix: int = 30  # number of prefix embeddings, N in Eq. 9
     dropout: float = 0.1
     whole_vocabulary: bool = False
-    linear_head: bool = False
-    decoder_levels: int = 0
+    residual_input: bool = False
+    residual_gain: float = 0.0
+    query_scale: float = 1.25
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
         for name in ("dim", "d_model", "layers", "heads", "d_kv", "d_ff", "prefix"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) < (0 if name == "layers" and self.residual_gain > 0 else 1):
                 raise BadModel(f"The decoder's {name} is {getattr(self, name)}; it must be at least 1.")
         if not 0 <= self.dropout < 0.99:
             raise BadModel(f"The decoder's dropout is {self.dropout}; it must be at least 0 and below 0.99.")
         if not self.sizes or min(self.sizes) < 1:
             raise BadModel(f"The decoder's sizes are {self.sizes}; every level needs at least one code.")
-        if not 0 <= self.decoder_levels <= len(self.sizes):
-            raise BadModel(f"decoder_levels is {self.decoder_levels}, but the decoder has {len(self.sizes)} levels.")
-        if self.decoder_levels and (self.whole_vocabulary or not self.linear_head):
-            raise BadModel("decoder_levels needs linear_head = true and whole_vocabulary = false; set it to 0.")
+        for name in ("residual_gain", "query_scale"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadModel(f"The decoder's {name} is {getattr(self, name)}; it must be a number of at least 0.")
+        if self.residual_gain and self.whole_vocabulary:
+            raise BadModel(
+                "residual_gain scores the codes of one level; set whole_vocabulary = false or the gain to 0."
+            )
+        if self.residual_input and not self.layers:
+            raise BadModel("residual_input is an input of the layers; set it to false or layers to at least 1.")
 
     @property
     def levels(self) -> int:
@@ -65,9 +79,9 @@ class DecoderConfig:
         return len(self.sizes)
 
     @property
-    def levels_of_blocks(self) -> int:
-        """Number of first levels that the blocks score."""
-        return self.decoder_levels or len(self.sizes)
+    def uses_sums(self) -> bool:
+        """Whether input or scores depend on q, the sum of the code vectors of the codes before."""
+        return self.residual_input or self.residual_gain > 0
 
     @property
     def vocabulary(self) -> int:
@@ -75,23 +89,29 @@ class DecoderConfig:
         return SPECIALS + sum(self.sizes)
 
     def to_dict(self) -> dict[str, Any]:
-        """The stored form: `FIELD_OF_KEY` keys in their fixed order."""
+        """The stored form: `FIELD_OF_KEY` keys in their fixed order, then `OPTIONS` that are not the default."""
         values = asdict(self)
-        return {key: values[field] if field else FIXED_KEYS[key] for key, field in FIELD_OF_KEY.items()}
+        stored = {key: values[field] if field else FIXED_KEYS[key] for key, field in FIELD_OF_KEY.items()}
+        return stored | {name: values[name] for name in OPTIONS if values[name] != getattr(DecoderConfig, name)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "DecoderConfig":
         """Read the stored form."""
-        unknown = set(values) - set(FIELD_OF_KEY)
+        unknown = set(values) - set(FIELD_OF_KEY) - set(OPTIONS)
         if unknown:
             raise BadModel(f"The decoder's configuration has keys this version does not know: {sorted(unknown)}.")
         for key, only in FIXED_KEYS.items():
             if values.get(key, only) != only:
                 raise BadModel(f"The decoder's configuration has {key} = {values[key]}; only {only} is supported.")
-        return cls(**{FIELD_OF_KEY[key]: value for key, value in values.items() if key not in FIXED_KEYS})
+        return cls(**{FIELD_OF_KEY.get(key, key): value for key, value in values.items() if key not in FIXED_KEYS})
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the decoder's weights, by their names in `genius.networks.decoder.Decoder`."""
+        """Shapes of the stored weights, by their names in `genius.networks.decoder.Decoder`. None without layers.
+
+        The code vectors (`codebooks`) are the quantizer's and are not stored with the decoder.
+        """
+        if not self.layers:
+            return {}
         d, inner = self.d_model, self.heads * self.d_kv
         shapes: dict[str, tuple[int, ...]] = {
             "table": (self.vocabulary, d),
@@ -101,8 +121,8 @@ class DecoderConfig:
             "prefix_norm.weight": (d,),
             "final_norm.weight": (d,),
         }
-        if self.linear_head:
-            shapes["linear_head"] = (self.vocabulary, self.dim)
+        if self.residual_input:
+            shapes |= {"query_input.weight": (d, self.dim), "sum_input.weight": (d, self.dim), "token_scale": (1,)}
         block: dict[str, tuple[int, ...]] = {
             "self_norm": (d,),
             "self_qkv": (3 * inner, d),

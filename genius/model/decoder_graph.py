@@ -3,7 +3,6 @@
 Shapes: q queries, w beams of each, m new tokens of each beam after s earlier ones (t = s + m), N prefix embeddings.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +11,8 @@ from numpy.typing import NDArray
 from genius.model.decoder_config import DecoderConfig, position_buckets
 from genius.runtime.int8 import int8_product, quantized, quantized_relu
 from genius.runtime.onnx_graph import Graph, Shape
+
+LAST = np.iinfo(np.int64).max  # end of a slice to the last element
 
 Floats = NDArray[np.float32]
 Weights = Mapping[str, Floats]
@@ -27,21 +28,39 @@ class DecoderGraph:
     def __init__(self, config: DecoderConfig, weights: Weights, int8: bool = False) -> None:
         self.config, self.weights, self.int8 = config, weights, int8
         self.row_bounds = config.row_bounds()  # (levels + 1,) table rows
-        self.bias = self._causal_bias()  # (heads, levels, levels)
-        parts = [f"{part}{layer}" for layer in range(self.config.layers) for part in ("keys", "values")]
-        self.prefix_names = [f"prefix_{part}" for part in parts]
-        self.seen_names = [f"seen_{part}" for part in parts]
-
-    @property
-    def prefix_shapes(self) -> dict[str, Shape]:
-        """Keys and values of the prefix, by name."""
-        return {name: [self.config.prefix, "q", self.config.heads, self.config.d_kv] for name in self.prefix_names}
+        self.bias = self._causal_bias() if config.layers else None  # (heads, levels, levels)
+        parts = [f"{part}{layer}" for layer in range(config.layers) for part in ("keys", "values")]
+        head = [config.heads, config.d_kv]
+        self.query_shapes: dict[str, Shape] = {f"prefix_{part}": [config.prefix, "q", *head] for part in parts}
+        """What all beams of a query share, by name: keys and values of the prefix, W_z z, scores of the query alone."""
+        if config.residual_input:
+            self.query_shapes["query_input"] = [1, "q", config.d_model]
+        if config.residual_gain:
+            self.query_shapes["query_scores"] = [1, "q", config.vocabulary]
+        self._seen = {f"seen_{part}": head for part in parts}
+        if config.uses_sums:
+            self._seen["seen_sums"] = [config.dim]
+        self.seen_names = list(self._seen)
 
     def seen_shapes(self, tokens: str | int, beams: str) -> dict[str, Shape]:
-        """Keys and values of the tokens so far, by name."""
-        return {name: [tokens, beams, self.config.heads, self.config.d_kv] for name in self.seen_names}
+        """What is kept of the tokens so far, by name: keys and values, sums of code vectors up to each token."""
+        return {name: [tokens, beams, *shape] for name, shape in self._seen.items()}
 
-    def write_prefix(self, g: Graph) -> None:
+    def write_query(self, g: Graph) -> None:
+        """What all beams share: z (q, dim) -> `query_shapes`."""
+        c = self.config
+        if c.layers:
+            self._write_prefix(g)
+        first = g.constant(np.array([0]))
+        if c.residual_input:
+            g.node("Unsqueeze", product(g, "z", self.weights["query_input.weight"]), first, output="query_input")
+        if c.residual_gain:  # g (s z.c - |c|^2 / 2)
+            books = self.weights["codebooks"]
+            scores = product(g, "z", books * np.float32(c.residual_gain * c.query_scale))
+            halves = g.constant(np.square(books).sum(axis=1) * np.float32(c.residual_gain / 2))
+            g.node("Unsqueeze", g.node("Sub", scores, halves), first, output="query_scores")
+
+    def _write_prefix(self, g: Graph) -> None:
         """Prefix: z (q, dim) -> prefix_keys*, prefix_values* (N, q, heads, d_kv), shared by all beams."""
         c = self.config
         x = self._product(g, "z", "prefix_network.0")  # Eq. 9
@@ -54,31 +73,36 @@ class DecoderGraph:
             g.node("Reshape", keys, shape, output=f"prefix_keys{layer}")
             g.node("Reshape", values, shape, output=f"prefix_values{layer}")
 
-    def write_linear_head(self, g: Graph) -> None:
-        """Linear head: z (q, dim) -> linear_logits (q, 1, vocabulary), linear_log_probs (q, codes of its levels).
+    def write_tokens(self, g: Graph, past: bool) -> None:
+        """All tokens: tokens (m, w, q) -> hidden (m, w, q, d_model), sums (m, w, q, dim), where the decoder has them.
 
-        The second are log-probabilities of the levels that it scores alone. Outputs without content are empty.
+        Also reads `query_shapes` and, with layers, `bias` (heads, m, t). Without `past`, writes seen_* (m, w * q, ...).
+        With it, reads seen_* (s, beams before * q, ...) and `rows` (w * q,), which of these beams each new one extends,
+        and writes new_seen_* (t, w * q, ...).
         """
-        if not self.config.linear_head:
-            g.slice(g.unsqueeze("z", 1), 0, 0, axis=2, output="linear_logits")
-            g.slice("z", 0, 0, axis=1, output="linear_log_probs")
-            return
-        logits = product(g, "z", self.weights["linear_head"])
-        g.node("Unsqueeze", logits, g.constant(np.array([1])), output="linear_logits")
-        bounds = self.row_bounds[self.config.levels_of_blocks :].tolist()
-        if len(bounds) == 1:
-            g.slice(logits, 0, 0, axis=1, output="linear_log_probs")
-            return
-        levels = [g.slice(logits, start, stop, axis=1) for start, stop in itertools.pairwise(bounds)]
-        log_probs = [g.node("LogSoftmax", level, axis=-1) for level in levels]
-        g.node("Concat", *log_probs, axis=1, output="linear_log_probs")
+        if self.config.uses_sums:
+            self._write_sums(g, past)
+        if self.config.layers:
+            self._write_blocks(g, past)
 
-    def write_blocks(self, g: Graph, past: bool) -> None:
-        """Blocks: tokens (m, w, q) -> hidden (m, w, q, d_model).
+    def _write_sums(self, g: Graph, past: bool) -> None:
+        """Sums of the code vectors up to each token."""
+        dim = self.config.dim
+        sums = g.node("Gather", g.constant(self.weights["codebooks"]), "tokens")
+        sums = g.node("CumSum", sums, g.constant(np.array(0)))
+        if past:
+            before = g.node("Gather", "seen_sums", "rows", axis=1)
+            beams = g.slice(g.node("Shape", "tokens"), 1, 3, axis=0)
+            shape = g.node("Concat", g.constant([1]), beams, g.constant([dim]), axis=0)
+            sums = g.node("Add", sums, g.node("Reshape", g.slice(before, -1, LAST, axis=0), shape))
+        g.node("Identity", sums, output="sums")
+        by_token = g.node("Concat", g.slice(g.node("Shape", "tokens"), 0, 1, axis=0), g.constant([-1, dim]), axis=0)
+        now = g.node("Reshape", sums, by_token, output=None if past else "seen_sums")
+        if past:
+            g.node("Concat", before, now, axis=0, output="new_seen_sums")
 
-        Also reads the prefix and `bias` (heads, m, t). Without `past`, writes seen_* (m, w * q, heads, d_kv). With it,
-        reads seen_* (s, beams before * q, heads, d_kv) and `rows` (w * q,), which of these beams each new one extends,
-        and writes new_seen_* (t, w * q, heads, d_kv).
+    def _write_blocks(self, g: Graph, past: bool) -> None:
+        """Blocks: tokens, sums -> hidden, and their part of seen_*.
 
         Rows are ordered by token, then beam, then query: attention finds its matrices contiguous, and ONNX Runtime
         fuses the transpositions into the products.
@@ -88,7 +112,7 @@ class DecoderGraph:
         by_token = g.node("Concat", g.slice(shape, 0, 1, axis=0), g.constant([-1, c.heads, c.d_kv]), axis=0)
         queries = g.slice(shape, 2, 3, axis=0)
         by_query = g.node("Concat", g.constant([-1]), queries, g.constant([c.heads, c.d_kv]), axis=0)
-        x = g.reshape(g.node("Gather", g.constant(self.weights["table"]), "tokens"), -1, c.d_model)
+        x = g.reshape(self._embedded(g), -1, c.d_model)
         for layer in range(c.layers):
             block = f"blocks.{layer}"
             # 1. Self-attention. x: (m * w * q, d_model)
@@ -112,6 +136,25 @@ class DecoderGraph:
             x = g.node("Add", x, self._feed_forward(g, self._norm(g, x, f"{block}.ff_norm"), block))
         whole = g.node("Concat", shape, g.constant([-1]), axis=0)
         g.node("Reshape", self._norm(g, x, "final_norm"), whole, output="hidden")
+
+    def _embedded(self, g: Graph) -> str:
+        """Input of the blocks: tokens, sums -> (m, w, q, d_model)."""
+        if not self.config.residual_input:
+            return g.node("Gather", g.constant(self.weights["table"]), "tokens")
+        tokens = g.node("Gather", g.constant(self.weights["token_scale"] * self.weights["table"]), "tokens")
+        rest = g.node("Sub", "query_input", product(g, "sums", self.weights["sum_input.weight"]))
+        return g.node("Add", rest, tokens)
+
+    def logits(self, g: Graph, rows: slice) -> str:
+        """Hidden (w, q, d_model) -> logits (w, q, number of table rows) of the blocks."""
+        (x,) = self.products(g, g.reshape("hidden", -1, self.config.d_model), [self.output_table(rows)])
+        shape = g.node("Concat", g.slice(g.node("Shape", "hidden"), 0, 2, axis=0), g.constant([-1]), axis=0)
+        return g.node("Reshape", x, shape)
+
+    def residual_scores(self, g: Graph, rows: slice) -> str:
+        """Write g ((s z - q).c - |c|^2 / 2): sums (w, q, dim), query_scores (1, q, n) -> (w, q, n) of n table rows."""
+        books = self.weights["codebooks"][rows] * np.float32(self.config.residual_gain)
+        return g.node("Sub", "query_scores", product(g, "sums", books))
 
     def output_table(self, rows: slice) -> Floats:
         """Output embeddings (number of rows, d_model), scaled as T5 scales tied embeddings."""
@@ -157,5 +200,5 @@ class DecoderGraph:
 
 
 def product(g: Graph, x: str, weight: Floats) -> str:
-    """x: (rows, inputs), weight: (outputs, inputs) -> (rows, outputs)."""
+    """x: (..., inputs), weight: (outputs, inputs) -> (..., outputs)."""
     return g.node("MatMul", x, g.constant(weight.T))

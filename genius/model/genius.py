@@ -34,7 +34,6 @@ FORMAT = 1
 BUNDLED = Path(__file__).parent / "bundled"
 PARTS = ("encoder", "fusion", "quantizer", "decoder")
 DTYPES = ("float16", "float32")
-STORED_NAMES = {"linear_head": "skip"}  # decoder tensors that have another name in a model folder
 OPTIONS = {"dtype": "float16", "first_code": "modality"}
 """Defaults of optional settings. Only other values are stored, so that older models keep their fingerprints."""
 Arrays = dict[str, np.ndarray]
@@ -48,7 +47,7 @@ class Genius:
         encoder: Texts and images -> vectors.
         fusion: Image and text vectors -> fused vectors.
         quantizer: Fused vectors -> codes.
-        decoder: Fused query vectors -> log-probabilities of codes.
+        decoder: Fused query vectors -> log-probabilities of codes. It gets the quantizer's code vectors.
         code_beams: Beam width when an item's codes are chosen (see `QuantizerRuntime.encode`).
         dtype: Type of the weights in a saved folder, "float16" or "float32".
         first_code: "modality", the modality of the item; or "nearest", the nearest of the three first codes, as in the
@@ -77,7 +76,8 @@ class Genius:
             raise BadModel(f"Weights cannot be kept as {dtype!r}. Choose one of {', '.join(DTYPES)}.")
         if first_code not in ("modality", "nearest"):
             raise BadModel(f"The first code can be the modality or the nearest one, not {first_code!r}.")
-        self.encoder, self.fusion, self.quantizer, self.decoder = encoder, fusion, quantizer, decoder
+        self.encoder, self.fusion, self.quantizer = encoder, fusion, quantizer
+        self.decoder = decoder.with_codebooks(quantizer.codebooks)
         self.code_beams, self.dtype, self.first_code = code_beams, dtype, first_code
         self.source: str | None = None
 
@@ -180,7 +180,7 @@ class Genius:
             "encoder": self.encoder.state(),
             "fusion": self.fusion.weights,
             "quantizer": {f"level{i}": codes for i, codes in enumerate(self.quantizer.own_codebooks)},
-            "decoder": {STORED_NAMES.get(name, name): value for name, value in self.decoder.weights.items()},
+            "decoder": {name: value for name, value in self.decoder.weights.items() if name != "codebooks"},
         }
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -245,12 +245,10 @@ class Genius:
     @classmethod
     def _build(cls, config: dict[str, Any], states: dict[str, Arrays], int8: bool, device: str) -> "Genius":
         quantizer = _quantizer(config["quantizer"], states["quantizer"])
-        names = {stored: name for name, stored in STORED_NAMES.items()}
-        weights = {names.get(name, name): value for name, value in states["decoder"].items()}
         decoder_config = DecoderConfig.from_dict(config["decoder"])
-        _check_shapes("decoder", weights, decoder_config.weight_shapes())
+        _check_shapes("decoder", states["decoder"], decoder_config.weight_shapes())
         _check_shapes("fusion", states["fusion"], weight_shapes(**config["fusion"]))
-        decoder = DecoderRuntime(decoder_config, weights, int8)
+        decoder = DecoderRuntime(decoder_config, states["decoder"], int8)
         encoder = load_encoder(config["encoder"], states["encoder"], device)
         options = {name: config.get(name, usual) for name, usual in OPTIONS.items()}
         return cls(encoder, FusionRuntime(states["fusion"]), quantizer, decoder, config["code_beams"], **options)

@@ -1,8 +1,10 @@
 """The autoregressive decoder (Sec. 4.3): log-probabilities of the codes of an ID, given a query vector.
 
 A T5 decoder (RMS norm, relative position bias, no biases, unscaled dot products, ReLU feed-forward) that attends to
-`prefix` embeddings made from the query vector (Eq. 9). This module scores whole IDs by teacher forcing, as training
-needs it; `genius.model.decoder_runtime` decodes level by level.
+`prefix` embeddings made from the query vector (Eq. 9). Two options that the paper does not have use the code vectors:
+`residual_input` tells the blocks what the codes before leave of the query, `residual_gain` adds a closed-form score
+(see `DecoderConfig`). This module scores whole IDs by teacher forcing, as training needs it;
+`genius.model.decoder_runtime` decodes level by level.
 """
 
 import math
@@ -13,10 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from genius.errors import BadModel
 from genius.model.decoder_config import POSITION_BUCKETS, SPECIALS, DecoderConfig, position_buckets
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.networks.arrays import arrays
+
+START_SCALE = 16.0  # of code vectors in the token table and of the residual input, before training
+TOKEN_SCALE = 0.1  # weight of the last token in the residual input, before training
+
+
+def orthogonal_map(outputs: int, inputs: int) -> Tensor:
+    """(outputs, inputs): the identity if both are equal, else a fixed random map with orthonormal rows or columns."""
+    if outputs == inputs:
+        return torch.eye(inputs)
+    generator = torch.Generator().manual_seed(0)
+    q: Tensor = torch.linalg.qr(torch.randn(max(outputs, inputs), min(outputs, inputs), generator=generator))[0]
+    return q if outputs > inputs else q.T
 
 
 class RMSNorm(nn.Module):
@@ -99,37 +112,54 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Log-probabilities of IDs `codes: (n, levels)`, modality code first, given query vectors `z: (n, dim)`."""
+    """Log-probabilities of IDs `codes: (n, levels)`, modality code first, given query vectors `z: (n, dim)`.
+
+    A decoder with residual input or score, and every decoder that is searched in mode "fast", needs the code vectors:
+    call `init_codebooks`. They are a buffer that is neither trained nor saved.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.prefix_network = nn.Sequential(nn.Linear(config.dim, config.prefix * config.d_model))
-        self.prefix_norm = RMSNorm(config.d_model)
-        self.table = nn.Parameter(torch.randn(config.vocabulary, config.d_model))  # input and output embeddings
-        self.position_bias = nn.Parameter(torch.randn(POSITION_BUCKETS, config.heads) * config.d_model**-0.5)
-        self.blocks = cast(list[Block], nn.ModuleList(Block(config) for _ in range(config.layers)))
-        self.final_norm = RMSNorm(config.d_model)
-        self.linear_head = nn.Parameter(torch.zeros(config.vocabulary, config.dim)) if config.linear_head else None
-        self.decoder_levels = config.decoder_levels or len(config.sizes)
+        d = config.d_model
+        if config.layers:
+            self.prefix_network = nn.Sequential(nn.Linear(config.dim, config.prefix * d))
+            self.prefix_norm = RMSNorm(d)
+            self.table = nn.Parameter(torch.randn(config.vocabulary, d))  # input and output embeddings
+            self.position_bias = nn.Parameter(torch.randn(POSITION_BUCKETS, config.heads) * d**-0.5)
+            self.blocks = cast(list[Block], nn.ModuleList(Block(config) for _ in range(config.layers)))
+            self.final_norm = RMSNorm(d)
+        if config.residual_input:
+            self.query_input = nn.Linear(config.dim, d, bias=False)  # W_z
+            self.sum_input = nn.Linear(config.dim, d, bias=False)  # W_q
+            self.token_scale = nn.Parameter(torch.tensor([TOKEN_SCALE]))
+            with torch.no_grad():  # the input starts as the residual s z - q, in the space of `init_table`
+                self.sum_input.weight.copy_(START_SCALE * orthogonal_map(d, config.dim))
+                self.query_input.weight.copy_(config.query_scale * self.sum_input.weight)
         starts = torch.from_numpy(config.row_bounds()[:-1])
         self.register_buffer("starts", starts, persistent=False)  # (levels,) table row of each level's code 0
+        self.register_buffer("codebooks", torch.zeros(config.vocabulary, config.dim), persistent=False)
         self.starts: Tensor
+        self.codebooks: Tensor
 
     @property
     def levels(self) -> int:
         """Number of codes of an ID."""
         return len(self.config.sizes)
 
-    def init_linear_head(self, codebooks: Sequence[Tensor], gain: float) -> None:
-        """Start the linear head from the code vectors (sizes[level], dim) of each level, times `gain`.
-
-        Codes near the query are then likely.
-        """
-        if self.linear_head is None:
-            raise BadModel("This decoder has no linear head; create its configuration with linear_head=True.")
+    def init_codebooks(self, codebooks: Sequence[Tensor]) -> None:
+        """Set the code vectors: (sizes[level], dim) of each level. Special tokens have zero vectors."""
         with torch.no_grad():
-            self.linear_head[SPECIALS:] = gain * torch.cat(list(codebooks))
+            self.codebooks[SPECIALS:] = torch.cat(list(codebooks))
+
+    def init_table(self, codebooks: Sequence[Tensor], scale: float = START_SCALE) -> None:
+        """Start the token table from the code vectors (sizes[level], dim) of each level, times `scale`.
+
+        If d_model is not dim, they are mapped by `orthogonal_map`. Special tokens keep their random vectors.
+        """
+        with torch.no_grad():
+            mapped = torch.cat(list(codebooks)) @ orthogonal_map(self.config.d_model, self.config.dim).T
+            self.table[SPECIALS:] = scale * mapped
 
     def forward(self, z: Tensor, codes: Tensor) -> Tensor:
         """Log-probability of each code given the query and the codes before it. Eq. 10 is minus its sum over levels.
@@ -143,10 +173,7 @@ class Decoder(nn.Module):
         """
         if self.config.whole_vocabulary:
             rows = (codes + self.starts[: codes.shape[1]])[..., None]
-            logits = self.table_logits(self.hidden(z, codes))
-            if self.linear_head is not None:
-                logits = logits + F.linear(z, self.linear_head)[:, None]
-            return logits.log_softmax(-1).gather(-1, rows)[..., 0]
+            return self.table_logits(self.hidden(z, codes)).log_softmax(-1).gather(-1, rows)[..., 0]
         picked = [
             -F.cross_entropy(logits, codes[:, level], reduction="none")
             for level, logits in enumerate(self.logits(z, codes))
@@ -155,31 +182,51 @@ class Decoder(nn.Module):
 
     def logits(self, z: Tensor, codes: Tensor) -> list[Tensor]:
         """Teacher forcing: for each level, (n, sizes[level]) over that level's codes, given the codes before it."""
-        hidden = self.hidden(z, codes)
-        levels = range(hidden.shape[1])
-        if self.linear_head is None:
-            return [self.table_logits(hidden[:, level], self.config.rows(level)) for level in levels]
-        linear = F.linear(z, self.linear_head)  # (n, vocabulary)
-        both = [
-            self.table_logits(hidden[:, level], self.config.rows(level)) + linear[:, self.config.rows(level)]
-            for level in levels
-        ]
-        return both + [linear[:, self.config.rows(level)] for level in range(len(both), codes.shape[1])]
+        levels = range(codes.shape[1])
+        if self.config.layers:
+            hidden = self.hidden(z, codes)
+            logits = [self.table_logits(hidden[:, level], self.config.rows(level)) for level in levels]
+        else:
+            logits = [z.new_zeros(len(z), self.config.sizes[level]) for level in levels]
+        if self.config.residual_gain:
+            sums = self.sums(codes)
+            for level in levels[1:]:
+                scores = self.residual_scores(z, sums[:, level], self.config.rows(level))
+                logits[level] = logits[level] + self.config.residual_gain * scores
+        return logits
 
     def table_logits(self, hidden: Tensor, rows: slice = slice(None)) -> Tensor:
         """hidden: (..., d_model) -> (..., number of table rows)."""
         return F.linear(hidden * self.config.d_model**-0.5, self.table[rows])
 
+    def residual_scores(self, z: Tensor, sums: Tensor, rows: slice = slice(None)) -> Tensor:
+        """(s z - q).c - |c|^2 / 2 of the codes c in these table rows: z, sums q (n, dim) -> (n, number of rows).
+
+        Summed over the levels of an ID, it is s z.q - |q|^2 / 2 of the sum q of all its code vectors, less the same of
+        the first one alone: the nearer q is to s z, the higher.
+        """
+        codes = self.codebooks[rows]
+        return F.linear(self.config.query_scale * z - sums, codes) - codes.square().sum(1) / 2
+
     def hidden(self, z: Tensor, codes: Tensor) -> Tensor:
-        """Hidden states of the decoder levels by teacher forcing, (n, min(m, decoder_levels), d_model)."""
-        codes = codes[:, : self.decoder_levels]
+        """Hidden states of the levels by teacher forcing: z (n, dim), codes (n, m) -> (n, m, d_model)."""
         prefix, length = self.prefix(z), codes.shape[1]
-        tokens = F.pad((codes + self.starts[:length])[:, :-1], (1, 0))  # shifted right, behind the start token 0
-        x = self.drop(F.embedding(tokens, self.table))
+        x = F.embedding(self.tokens(codes), self.table)
+        if self.config.residual_input:
+            x = self.query_input(z)[:, None] - self.sum_input(self.sums(codes)) + self.token_scale * x
+        x = self.drop(x)
         bias = self.causal_bias(length)
         for block in self.blocks:
             x = block(x, bias, *block.prefix_keys(prefix))
         return self.drop(self.final_norm(x))
+
+    def tokens(self, codes: Tensor) -> Tensor:
+        """Input tokens of the levels: codes (n, m) shifted right, behind the start token 0."""
+        return F.pad((codes + self.starts[: codes.shape[1]])[:, :-1], (1, 0))
+
+    def sums(self, codes: Tensor) -> Tensor:
+        """Sum of the code vectors of the codes before each level: (n, m) -> (n, m, dim)."""
+        return F.embedding(self.tokens(codes), self.codebooks).cumsum(1)
 
     def prefix_embeddings(self, z: Tensor) -> Tensor:
         """P(z), Eq. 9: (n, dim) -> (n, N, d_model)."""
@@ -198,7 +245,7 @@ class Decoder(nn.Module):
 
     def runtime(self, int8: bool = False) -> DecoderRuntime:
         """The decoder for search, with a copy of the weights. int8: see `DecoderRuntime`."""
-        return DecoderRuntime(self.config, arrays(self), int8)
+        return DecoderRuntime(self.config, arrays(self) | {"codebooks": self.codebooks.cpu().numpy().copy()}, int8)
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout, in training mode only."""

@@ -38,6 +38,13 @@ from genius.runtime.onnx_graph import Graph, Inputs, Shape
 
 OPSET = 17
 Files = dict[str, bytes]
+NOTES = [
+    "q queries, w beams of each. decoder_open scores level 0; each decoder_step scores the next level.",
+    "codes: (q, w), the codes chosen last. parents: (q, w), the beam of the previous call that each one extends.",
+    "new_seen_* are the inputs seen_* of the next step; prefix_* and query_* are outputs of decoder_open.",
+    "The score of an ID is the sum of its log-probabilities over the levels.",
+]
+"""How to use the decoder's files."""
 
 
 def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
@@ -52,28 +59,11 @@ def export_onnx(model: Genius, folder: str | os.PathLike[str]) -> list[str]:
         "encoder": model.encoder.config(),
         "dim": model.dim,
         "sizes": list(model.sizes),
-        "decoder_levels": model.decoder.decoder_levels,
         "networks": {name: _interface(content) for name, content in files.items()},
-        "notes": notes(model.decoder),
+        "notes": NOTES,
     }
     (folder / "onnx.json").write_text(json.dumps(about, indent=2) + "\n")
     return list(files)
-
-
-def notes(decoder: DecoderRuntime) -> list[str]:
-    """How to use the decoder's files, in sentences."""
-    sentences = [
-        "q queries, w beams of each. decoder_open scores level 0; each decoder_step scores the next level.",
-        "codes: (q, w), the codes chosen last. parents: (q, w), the beam of the previous call that each one extends.",
-        "new_seen_* are the inputs seen_* of the next step; prefix_* and linear_logits are outputs of decoder_open.",
-        "The score of an ID is the sum of its log-probabilities over the levels.",
-    ]
-    if decoder.decoder_levels < decoder.levels:
-        sentences.append(
-            f"Only the first {decoder.decoder_levels} levels take steps. decoder_open scores the others, the same for "
-            "all beams: its output linear_log_probs holds their log-probabilities, level by level."
-        )
-    return sentences
 
 
 def _interface(content: bytes) -> dict[str, dict[str, list[Any]]]:
@@ -107,32 +97,33 @@ class StandardGraph(Graph):
 
 
 def decoder_files(decoder: DecoderRuntime) -> Files:
-    """The file that opens a search, and the file of one further level where the blocks score more than one."""
+    """The file that opens a search, and the file of one further level where there is more than one."""
     graph = DecoderGraph(decoder.config, decoder.weights)
     files = {"decoder_open": _open_file(graph)}
-    return files | {"decoder_step": _step_file(graph)} if decoder.decoder_levels > 1 else files
+    return files | {"decoder_step": _step_file(graph)} if decoder.levels > 1 else files
 
 
 def _open_file(decoder: DecoderGraph) -> bytes:
-    """decoder_open: z (q, d) -> log_probs (q, 1, sizes[0]), prefix_*, seen_*, linear_* as in `State`."""
+    """decoder_open: z (q, d) -> log_probs (q, 1, sizes[0]), and what the steps read."""
     g, c = StandardGraph(), decoder.config
     # 1. The only token is 0, the start of every ID: tokens (1, 1, q)
     queries = g.slice(g.node("Shape", "z"), 0, 1, axis=0)
     shape = g.node("Concat", g.constant([1, 1]), queries, axis=0)
     g.node("ConstantOfShape", shape, value=numpy_helper.from_array(np.zeros(1, np.int64)), output="tokens")
-    g.node("Identity", g.constant(decoder.bias[:, :1, :1]), output="bias")
+    if decoder.bias is not None:
+        g.node("Identity", g.constant(decoder.bias[:, :1, :1]), output="bias")
     # 2. The networks
-    decoder.write_prefix(g)
-    decoder.write_linear_head(g)
-    decoder.write_blocks(g, past=False)
-    bounds = [g.constant(decoder.row_bounds[i : i + 1]) for i in (0, 1)]
-    _write_scores(g, decoder, *bounds)
-    # 3. Outputs, without empty ones
+    decoder.write_query(g)
+    decoder.write_tokens(g, past=False)
+    if c.layers:
+        start, stop = (g.constant(decoder.row_bounds[i : i + 1]) for i in (0, 1))
+        _write_scores(g, decoder, start, stop, residual=False)
+    else:  # all first codes are equally likely
+        shape = g.node("Concat", queries, g.constant([1, c.sizes[0]]), axis=0)
+        value = numpy_helper.from_array(np.array([-np.log(c.sizes[0])], np.float32))
+        g.node("ConstantOfShape", shape, value=value, output="log_probs")
     outputs: dict[str, Shape] = {"log_probs": ["q", 1, c.sizes[0]]}
-    outputs |= decoder.prefix_shapes | decoder.seen_shapes(1, "q")
-    outputs |= {"linear_logits": ["q", 1, c.vocabulary]} if c.linear_head else {}
-    codes = sum(c.sizes[c.levels_of_blocks :])
-    outputs |= {"linear_log_probs": ["q", codes]} if codes else {}
+    outputs |= decoder.query_shapes | decoder.seen_shapes(1, "q")
     return g.model({"z": (np.float32, ["q", c.dim])}, outputs).to_bytes()
 
 
@@ -141,7 +132,7 @@ def _step_file(decoder: DecoderGraph) -> bytes:
     g, c = StandardGraph(), decoder.config
     zero, one = g.constant(np.array([0])), g.constant(np.array([1]))
     # 1. The level, and its rows of the table. seen_* hold the start of the ID and all codes but the last.
-    level = g.slice(g.node("Shape", "seen_keys0"), 0, 1, axis=0)
+    level = g.slice(g.node("Shape", decoder.seen_names[0]), 0, 1, axis=0)
     after = g.node("Add", level, one)
     bounds = g.constant(decoder.row_bounds)
     start, stop = g.node("Gather", bounds, level), g.node("Gather", bounds, after)
@@ -154,39 +145,39 @@ def _step_file(decoder: DecoderGraph) -> bytes:
     rows = g.node("Add", g.node("Mul", g.transpose("parents", 1, 0), queries), query)
     g.node("Reshape", rows, g.constant(np.array([-1])), output="rows")
     # 4. The position bias of the level, (heads, 1, level + 1)
-    begins, ends = g.node("Concat", level, zero, axis=0), g.node("Concat", after, after, axis=0)
-    levels = c.levels_of_blocks
-    bias = g.constant(decoder.bias[:, :levels, :levels])
-    g.node("Slice", bias, begins, ends, g.constant(np.array([1, 2])), output="bias")
+    if decoder.bias is not None:
+        begins, ends = g.node("Concat", level, zero, axis=0), g.node("Concat", after, after, axis=0)
+        g.node("Slice", g.constant(decoder.bias), begins, ends, g.constant(np.array([1, 2])), output="bias")
     # 5. The networks
-    decoder.write_blocks(g, past=True)
-    _write_scores(g, decoder, start, stop)
+    decoder.write_tokens(g, past=True)
+    _write_scores(g, decoder, start, stop, residual=c.residual_gain > 0)
     inputs: Inputs = {"codes": (np.int64, ["q", "w"]), "parents": (np.int64, ["q", "w"])}
-    given = decoder.prefix_shapes | decoder.seen_shapes("s", "b")
+    given = decoder.query_shapes | decoder.seen_shapes("s", "b")
     inputs |= {name: (np.float32, shape) for name, shape in given.items()}
-    inputs |= {"linear_logits": (np.float32, ["q", 1, c.vocabulary])} if c.linear_head else {}
     outputs: dict[str, Shape] = {"log_probs": ["q", "w", None]}
     outputs |= {f"new_{name}": shape for name, shape in decoder.seen_shapes("t", "r").items()}
     return g.model(inputs, outputs).to_bytes()
 
 
-def _write_scores(g: Graph, decoder: DecoderGraph, start: str, stop: str) -> None:
-    """Scores: hidden (1, w, q, d_model) -> log_probs of the table rows from start to stop."""
+def _write_scores(g: Graph, decoder: DecoderGraph, start: str, stop: str, residual: bool) -> None:
+    """Scores: hidden, sums (1, w, q, ...), query_scores -> log_probs (q, w, ...) of the table rows start to stop."""
     c = decoder.config
-    table = g.constant(decoder.output_table(slice(None)).T)
-    hidden = g.transpose(g.squeeze("hidden", 0), 1, 0, 2)
 
     def rows(x: str, axis: int, output: str | None = None) -> str:
         return g.node("Slice", x, start, stop, g.constant(np.array([axis])), output=output)
 
+    logits = []  # each (w, q, rows)
+    if c.layers:
+        table = g.constant(decoder.output_table(slice(None)).T)
+        logits.append(g.node("MatMul", g.squeeze("hidden", 0), table if c.whole_vocabulary else rows(table, 1)))
+    if residual:
+        books = rows(g.constant(decoder.weights["codebooks"].T * np.float32(c.residual_gain)), 1)
+        logits.append(g.node("Sub", rows("query_scores", 2), g.node("MatMul", g.squeeze("sums", 0), books)))
+    total = g.transpose(logits[0] if len(logits) == 1 else g.node("Add", *logits), 1, 0, 2)
     if c.whole_vocabulary:
-        logits = g.node("MatMul", hidden, table)
-        logits = g.node("Add", logits, "linear_logits") if c.linear_head else logits
-        rows(g.node("LogSoftmax", logits, axis=-1), 2, output="log_probs")
+        rows(g.node("LogSoftmax", total, axis=-1), 2, output="log_probs")
     else:
-        logits = g.node("MatMul", hidden, rows(table, 1))
-        logits = g.node("Add", logits, rows("linear_logits", 2)) if c.linear_head else logits
-        g.node("LogSoftmax", logits, axis=-1, output="log_probs")
+        g.node("LogSoftmax", total, axis=-1, output="log_probs")
 
 
 # Encoders

@@ -1,9 +1,9 @@
 """Exports the decoder as a `transformers` T5, for programs without this package.
 
 The result is a `T5ForConditionalGeneration` without encoder layers, whose encoder only norms the prefix embeddings. The
-folder also holds what T5 has no place for: the prefix network (Eq. 9) and the tokens of the codes. T5 cannot express a
-linear head. It normalises over all tokens; a decoder without `whole_vocabulary` normalises over the codes of a level,
-and the folder's README.md says which of the two was trained.
+folder also holds what T5 has no place for: the prefix network (Eq. 9) and the tokens of the codes. T5 cannot express
+residual inputs and scores. It normalises over all tokens; a decoder without `whole_vocabulary` normalises over the
+codes of a level, and the folder's README.md says which of the two was trained.
 """
 
 import json
@@ -75,20 +75,20 @@ LEVELS = (
 )
 
 
-def as_t5(decoder: DecoderRuntime, without_linear_head: bool = False) -> Any:
+def as_t5(decoder: DecoderRuntime, blocks_only: bool = False) -> Any:
     """The decoder's blocks as a `T5ForConditionalGeneration` without encoder layers.
 
-    `without_linear_head` leaves out the linear head of a decoder that has one. The result is then another model.
+    `blocks_only` leaves out residual inputs and scores of a decoder that has them. The result is then another model.
     """
     try:
         from transformers import T5Config, T5ForConditionalGeneration
     except ImportError as error:
         raise needs_extra("T5 needs", "transformers") from error
     config = decoder.config
-    if config.linear_head and not without_linear_head:
+    if config.uses_sums and not blocks_only:
         raise GeniusError(
-            "This decoder adds a linear head, from the query vector to its logits, which T5 cannot express. Train with "
-            "linear_head = false and decoder_levels = 0, or export to ONNX, which can."
+            "This decoder has residual inputs or scores, which T5 cannot express. Train with residual_input = false "
+            "and residual_gain = 0, or export to ONNX, which can."
         )
     t5 = T5ForConditionalGeneration(
         T5Config(

@@ -4,6 +4,7 @@ A beam is a node of the trie, so only existing IDs are generated. Log-probabilit
 are ordered by their codes. The result is ranges of the trie's sorted rows.
 """
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from genius.errors import GeniusError
 from genius.model.decoder_runtime import DecoderRuntime, State
-from genius.search.nearest import nearest
 from genius.search.rerank import top
 from genius.search.trie import Trie
 
@@ -22,19 +22,20 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-BEAM_SHARE = 4  # with a linear head, beams stop at max_items / BEAM_SHARE items; the nearest by codes fill the rest
 CHUNK = 512  # tokens decoded together: full speed, and they stay in the processor's cache
 
 
 @dataclass(frozen=True)
 class Beams:
-    """The beams of one query, best first, then the nodes that fill `max_items`, best first."""
+    """Ranges of the trie's sorted rows that were found for one query, best first.
 
-    lo: Ints  # (b,) start of each range of the trie's sorted rows
+    In mode "fast" a range is one item, and several share the codes that were decided.
+    """
+
+    lo: Ints  # (b,) start of each range
     hi: Ints  # (b,) end of each range
-    logprob: Floats  # (b,) sum over the codes scored so far; items that are only nearest by codes have the lowest one
+    logprob: Floats  # (b,) sum over the codes scored so far
     level: int  # number of codes decided
-    own: int  # how many of the b ranges are beams
 
     def __len__(self) -> int:
         return len(self.lo)
@@ -45,13 +46,15 @@ class Beams:
         return int((self.hi - self.lo).sum())
 
 
+NO_BEAMS = Beams(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), 0)
+
+
 def beam_search(
     decoder: DecoderRuntime,
     trie: Trie,
     z: ArrayLike,
     width: int,
     *,
-    max_items: int | None = None,
     targets: ArrayLike | None = None,
     tails: bool = True,
     min_modality_ratio: float = 0.0,
@@ -63,12 +66,9 @@ def beam_search(
         trie: The IDs of the collection.
         z: (q, dim) fused query vectors.
         width: Number of beams per query.
-        max_items: Stop as soon as at most this many items lie under the beams, which may then be prefixes of IDs. The
-            rest of this number is filled with other items of the best beam's modality: with a linear head, the nearest
-            by codes, else the next best nodes of the level.
         targets: (q,) first code of the hits, -1 to leave it to the decoder. A target costs no log-probability.
         tails: Whether to score the remaining codes of beams that have only one ID left. They decide the order of the
-            beams, not which IDs are found. Never done with `max_items`.
+            beams, not which IDs are found.
         min_modality_ratio: Modalities less probable than this times the most probable one are not searched, unless
             the others have fewer than `width` items. 0 searches all.
 
@@ -77,18 +77,19 @@ def beam_search(
     """
     vectors = np.ascontiguousarray(z, dtype=np.float32)
     first_codes = np.full(len(vectors), -1) if targets is None else np.asarray(targets, np.int64)
-    _check(decoder, trie, vectors, width)
+    check_search(decoder, trie, vectors, width)
     found: list[Beams] = []
-    tokens = max(1, decoder.decoder_levels // 2) if tails and max_items is None else 1  # per beam; a tail has several
+    tokens = max(1, decoder.levels // 2) if tails else 1  # per beam; a tail has several
     queries = max(1, CHUNK // (width * tokens))
     for start in range(0, len(vectors), queries):
         chunk = slice(start, start + queries)
-        search = _Search(decoder, trie, int(width), first_codes[chunk], max_items, tails, min_modality_ratio)
+        search = _Search(decoder, trie, int(width), first_codes[chunk], tails, min_modality_ratio)
         found += search.run(vectors[chunk])
     return found
 
 
-def _check(decoder: DecoderRuntime, trie: Trie, z: NDArray[np.float32], width: int) -> None:
+def check_search(decoder: DecoderRuntime, trie: Trie, z: NDArray[np.float32], width: int) -> None:
+    """Raise GeniusError if trie, decoder, queries (q, dim) and width do not fit together."""
     sizes, dim = decoder.config.sizes, decoder.config.dim
     if trie.levels != len(sizes):
         raise GeniusError(
@@ -107,7 +108,7 @@ def _check(decoder: DecoderRuntime, trie: Trie, z: NDArray[np.float32], width: i
 
 
 @dataclass
-class _Front:
+class Front:
     """The current beams of all live queries: (b,) arrays sorted by query, best first within a query."""
 
     query: Ints  # number of the query among the live ones; each has at least one beam
@@ -118,14 +119,15 @@ class _Front:
     score: Floats  # summed log-probability
 
     @classmethod
-    def joined(cls, fronts: Iterable["_Front"]) -> "_Front":
+    def joined(cls, fronts: Iterable["Front"]) -> "Front":
         """The beams of several queries, given in the order of the queries."""
         return cls(*map(np.concatenate, zip(*(vars(front).values() for front in fronts), strict=True)))
 
-    def take(self, which: Mask | Ints) -> "_Front":
-        return _Front(*(values[which] for values in vars(self).values()))
+    def take(self, which: Mask | Ints) -> "Front":
+        """Some of the beams."""
+        return Front(*(values[which] for values in vars(self).values()))
 
-    def of(self, queries: Mask) -> "_Front":
+    def of(self, queries: Mask) -> "Front":
         """The beams of some queries, renumbered from 0."""
         if queries.all():
             return self
@@ -137,10 +139,11 @@ class _Front:
         """Rank of each beam within its query."""
         return np.arange(len(self.query)) - np.searchsorted(self.query, self.query)
 
-    def best(self, count: int) -> "_Front":
+    def best(self, count: int) -> "Front":
         """The `count` best beams of each query, in order. Equal scores are ordered by codes."""
-        ordered = self.take(np.lexsort((self.lo, -self.score, self.query)))
-        return ordered.take(ordered.ranks() < count)
+        bounds = np.searchsorted(self.query, np.arange(self.query[-1] + 2)).tolist()
+        best = [a + top(self.score[a:b], count, ties=self.lo[a:b]) for a, b in itertools.pairwise(bounds)]
+        return self.take(np.concatenate(best))
 
     def padded(self, values: Ints) -> Ints:
         """Values of the beams (b, ...) -> (queries, most beams of a query, ...), padded with zeros."""
@@ -150,16 +153,53 @@ class _Front:
         return table
 
 
-class _Children(NamedTuple):
-    """The best descendants of one query's beams, best first."""
+class FirstPass(NamedTuple):
+    """What one pass of the decoder tells of queries that have something to find."""
 
-    parent: Ints  # (b,) index of the beam in the front
-    lo: Ints  # (b,) the node [lo, hi)
-    hi: Ints
-    score: Floats
-    level: int  # number of codes decided
-    few: bool  # whether the search of the query may stop, because few items are left
-    settled: bool  # whether each beam has one ID
+    queries: Ints  # (live,) their numbers
+    state: State
+    log_probs: NDArray[np.float32]  # (live, nodes, codes) of the second level given each node of the first
+    fronts: list[Front]  # the kept nodes of the first level, for each query
+
+    @classmethod
+    def of(
+        cls,
+        decoder: DecoderRuntime,
+        trie: Trie,
+        z: NDArray[np.float32],
+        targets: Ints,
+        width: int,
+        min_modality_ratio: float,
+    ) -> "FirstPass | None":
+        """Score the nodes of level 1 and, in the same pass, the codes of level 2. None if no query has any node.
+
+        At most `width` nodes are kept. For the arguments see `beam_search`.
+        """
+        roots, ends, codes = trie.roots
+        possible = (targets[:, None] < 0) | (targets[:, None] == codes)  # (q, roots)
+        live = np.flatnonzero(possible.any(axis=1))
+        if not len(live):
+            return None
+        count = possible[live].sum(axis=1)
+        nodes = np.argsort(~possible[live], axis=1, kind="stable")[:, : count.max()]  # padded to the most of any query
+        state, (scored, *following) = decoder.open(z[live], codes[nodes][..., None][..., : trie.levels - 1])
+        log_probs = following[0] if following else scored
+        min_log_ratio = math.log(min_modality_ratio) if min_modality_ratio else -math.inf
+        fronts = []
+        for i, query in enumerate(live.tolist()):
+            own = nodes[i, : count[i]]
+            lo, hi, code = roots[own], ends[own], codes[own]
+            given = targets[query] >= 0
+            score = np.zeros(len(own)) if given else scored[i, np.arange(len(own)), code].astype(np.float64)
+            kept: list[int] = []
+            items = 0
+            for node in top(score, width, ties=lo).tolist():
+                if not kept or items < width or score[node] >= score[kept[0]] + min_log_ratio:
+                    kept.append(node)
+                    items += hi[node] - lo[node]
+            rows = i * log_probs.shape[1] + np.array(kept)
+            fronts.append(Front(np.full(len(kept), i), rows, code[kept], lo[kept], hi[kept], score[kept]))
+        return cls(live, state, log_probs, fronts)
 
 
 class _Search:
@@ -171,133 +211,49 @@ class _Search:
         trie: Trie,
         beam: int,
         targets: Ints,
-        max_items: int | None,
         tails: bool,
         min_modality_ratio: float,
     ) -> None:
         self.decoder, self.trie, self.beam, self.targets = decoder, trie, beam, targets
-        self.min_log_ratio = math.log(min_modality_ratio) if min_modality_ratio else -math.inf
-        self.max_items = 0 if max_items is None else max_items
-        # A query stops at this number of items.
-        self.enough = self.max_items // BEAM_SHARE if decoder.has_linear_levels else self.max_items
-        self.tails = tails and max_items is None
+        self.tails, self.min_modality_ratio = tails, min_modality_ratio
         self.found: dict[int, Beams] = {}
         self.level = 1  # codes decided by the beams of the front
-        self.live: Ints  # set by `run`
+        self.live: Ints = np.zeros(0, np.int64)
         self.state: State  # set by `open`, as are the next three
-        self.front: _Front
+        self.front: Front
         self.width: int  # beams of the decoder's last output
         self.log_probs: NDArray[np.float32]
 
     def run(self, z: NDArray[np.float32]) -> list[Beams]:
         """Search for z: (q, dim)."""
-        roots, ends, codes = self.trie.roots
-        possible = (self.targets[:, None] < 0) | (self.targets[:, None] == codes)  # (q, roots)
-        few = possible @ (ends - roots) <= self.max_items
-        for query in np.flatnonzero(few).tolist():
-            lo, hi = roots[possible[query]], ends[possible[query]]
-            self.found[query] = Beams(lo, hi, np.zeros(len(lo)), 1, len(lo))
-        self.live = np.flatnonzero(~few)
-        if len(self.live):
-            self.open(z[self.live], possible[self.live])
+        first = FirstPass.of(self.decoder, self.trie, z, self.targets, self.beam, self.min_modality_ratio)
+        if first is not None:
+            self.live, self.state = first.queries, first.state
+            self.keep_output(first.log_probs)
+            self.front = Front.joined(first.fronts)
+            settled = [self.trie.have_one_id(front.lo, front.hi).all() for front in first.fronts]
+            self.leave(self.done(np.array(settled)))
         while len(self.live):
             self.descend()
-        return [self.found[query] for query in range(len(z))]
-
-    def open(self, z: NDArray[np.float32], possible: Mask) -> None:
-        """Score the nodes of level 1 and, in the same pass, the codes of level 2. possible: (q, roots)."""
-        codes = self.trie.roots[2]
-        count = possible.sum(axis=1)
-        nodes = np.argsort(~possible, axis=1, kind="stable")[:, : count.max()]  # padded to the most of any query
-        self.state, (scored, *following) = self.decoder.open(z, codes[nodes][..., None][..., : self.trie.levels - 1])
-        self.keep_output(following[0] if following else scored)
-        fronts = [self.first_beams(i, nodes[i, : count[i]], scored[i]) for i in range(len(z))]
-        self.front = _Front.joined(fronts)
-        few = [(front.hi - front.lo).sum() <= self.max_items for front in fronts]
-        settled = [self.trie.have_one_id(front.lo, front.hi).all() for front in fronts]
-        self.leave(np.array(few) | self.done(np.array(settled)))
-
-    def first_beams(self, query: int, nodes: Ints, log_probs: NDArray[np.float32]) -> _Front:
-        """The first beams of a live query. nodes: (w,) nodes of level 1; log_probs: (w, codes), given each node."""
-        lo, hi, codes = (values[nodes] for values in self.trie.roots)
-        given = self.targets[self.live[query]] >= 0
-        score = np.zeros(len(nodes)) if given else log_probs[np.arange(len(nodes)), codes].astype(np.float64)
-        kept: list[int] = []
-        items = 0
-        for node in top(score, self.beam, ties=lo).tolist():
-            if not kept or items < self.beam or score[node] >= score[kept[0]] + self.min_log_ratio:
-                kept.append(node)
-                items += hi[node] - lo[node]
-        rows = query * self.width + np.array(kept)
-        return _Front(np.full(len(kept), query), rows, codes[kept], lo[kept], hi[kept], score[kept])
+        return [self.found.get(query, NO_BEAMS) for query in range(len(z))]
 
     def descend(self) -> None:
-        """Expand all beams by one level, or to the end where the linear head scores all levels, and keep the best."""
-        front, code_of = self.front, self.trie.codes[self.level]
-        bounds = np.searchsorted(front.query, np.arange(len(self.live) + 1)).tolist()
-        found = [self.expand(i, np.arange(bounds[i], bounds[i + 1])) for i in range(len(self.live))]
-        self.front = _Front.joined(
-            _Front(front.query[own.parent], front.row[own.parent], code_of[own.lo].astype(np.int64), *own[1:4])
-            for own in found
-        )
-        few, settled = np.array([own.few for own in found]), np.array([own.settled for own in found])
+        """Expand all beams by one level and keep the best."""
+        front = self.front
+        parent, lo, hi = self.trie.children(self.level, front.lo, front.hi)
+        code = self.trie.codes[self.level][lo].astype(np.int64)
+        score = front.score[parent] + self.log_probs[front.row[parent], code]
+        self.front = Front(front.query[parent], front.row[parent], code, lo, hi, score).best(self.beam)
         self.level += 1
-        if self.decoder.is_linear(self.level):
-            self.leave(np.ones(len(self.live), dtype=bool), np.array([own.level for own in found]))
-            return
+        bounds = np.searchsorted(self.front.query, np.arange(len(self.live)))
+        settled = np.logical_and.reduceat(self.trie.have_one_id(self.front.lo, self.front.hi), bounds)
         if self.tails and self.level < self.trie.levels:
             self.finish_tails(settled)
-            few = settled = np.zeros(len(self.live), dtype=bool)
-        self.leave(few | self.done(settled))
+        else:
+            self.leave(self.done(settled))
         if len(self.live):
             self.keep_output(self.decoder.step(self.state, *self.inputs(self.front, self.front.code)))
             self.front.row = self.front.query * self.width + self.front.ranks()
-
-    def expand(self, query: int, beams: Ints) -> _Children:
-        """Expand a live query's beams (b,) by one level, and by all later levels that the linear head has scored."""
-        trie, front, level = self.trie, self.front, self.level
-        parent, lo, hi, score = beams, front.lo[beams], front.hi[beams], front.score[beams]
-        while True:
-            child, lo, hi = trie.children(level, lo, hi)
-            parent = parent[child]
-            code = trie.codes[level][lo]
-            if level == self.level:
-                score = score[child] + self.log_probs[front.row[parent], code]
-            else:
-                score = score[child] + self.linear_log_probs(query, level)[code]
-            level += 1
-            best, few, settled = self.choose(level, lo, hi, score)
-            parent, lo, hi, score = parent[best], lo[best], hi[best], score[best]
-            if level == trie.levels or not self.decoder.is_linear(level) or few or (settled and not self.tails):
-                return _Children(parent, lo, hi, score, level, few, settled)
-            if settled:  # only the order of the beams is open
-                for deeper in range(level, trie.levels):
-                    score += self.linear_log_probs(query, deeper)[trie.codes[deeper][lo]]
-                best = top(score, len(score), ties=lo)
-                return _Children(parent[best], lo[best], hi[best], score[best], trie.levels, few, settled)
-
-    def choose(self, level: int, lo: Ints, hi: Ints, score: Floats) -> tuple[Ints, bool, bool]:
-        """Choose the best of one query's nodes, which have `level` codes: their indices, best first; few, settled.
-
-        When the query stops here and the decoder has no linear levels, other nodes of the best beam's modality follow,
-        best first, up to `max_items` items.
-        """
-        fill = 0 if self.decoder.has_linear_levels else self.max_items
-        best = top(score, self.beam + fill, ties=lo)
-        beams, others = best[: self.beam], best[self.beam :]
-        items = int((hi[beams] - lo[beams]).sum())
-        few, settled = items <= self.enough, bool(self.trie.have_one_id(lo[beams], hi[beams]).all())
-        if len(others) and (few or settled or level == self.trie.levels):
-            modality = self.trie.codes[0]
-            others = others[modality[lo[others]] == modality[lo[best[0]]]]
-            fitting = np.searchsorted(np.cumsum(hi[others] - lo[others]), fill - items, side="right")
-            beams = np.concatenate([beams, others[:fitting]])
-        return beams, few, settled
-
-    def linear_log_probs(self, query: int, level: int) -> NDArray[np.float32]:
-        """Log-probabilities of the codes of a linear level for a live query."""
-        bounds = self.decoder.row_bounds - self.decoder.row_bounds[self.decoder.decoder_levels]
-        return self.state.linear_log_probs[query, bounds[level] : bounds[level + 1]]
 
     def finish_tails(self, queries: Mask) -> None:
         """Score the remaining codes of queries whose beams have one ID each, and let these queries leave."""
@@ -310,7 +266,7 @@ class _Search:
         self.record(front.best(self.beam), self.live[queries], self.trie.levels)
         self.drop(queries)
 
-    def inputs(self, front: _Front, codes: Ints) -> tuple[Ints, Ints]:
+    def inputs(self, front: Front, codes: Ints) -> tuple[Ints, Ints]:
         """Decoder inputs: the beams' codes, and the beam of the last output that each of them extends."""
         return front.padded(codes), front.padded(front.row % self.width)
 
@@ -323,44 +279,17 @@ class _Search:
         """(live,) whether a query needs no more decoding. settled: (live,) whether each of its beams has one ID."""
         return settled & (not self.tails) | (self.level == self.trie.levels)
 
-    def leave(self, queries: Mask, level: int | Ints | None = None) -> None:
-        """Record the beams of these queries and drop them. level: codes their beams decided, if not `self.level`."""
+    def leave(self, queries: Mask) -> None:
+        """Record the beams of these queries and drop them."""
         if queries.any():
-            level = self.level if level is None else level
-            self.record(self.front.of(queries), self.live[queries], level)
-            if self.max_items and self.decoder.has_linear_levels and np.max(level) > 1:
-                self.fill(queries)
+            self.record(self.front.of(queries), self.live[queries], self.level)
             self.drop(queries)
 
-    def record(self, front: _Front, queries: Ints, level: int | Ints) -> None:
+    def record(self, front: Front, queries: Ints, level: int) -> None:
         bounds = np.searchsorted(front.query, np.arange(len(queries) + 1))
-        levels = (np.zeros(len(queries), np.int64) + level).tolist()
         for i, query in enumerate(queries.tolist()):
             own = slice(bounds[i], bounds[i + 1])
-            count = bounds[i + 1] - bounds[i]
-            self.found[query] = Beams(front.lo[own], front.hi[own], front.score[own], levels[i], count)
-
-    def fill(self, queries: Mask) -> None:
-        """Fill the results of these queries up to `max_items` with the nearest items by codes.
-
-        They have the modality of the best beam, and the log-probability of the worst one.
-        """
-        roots, ends, _ = self.trie.roots
-        for i in np.flatnonzero(queries).tolist():
-            query = int(self.live[i])
-            beams = self.found[query]
-            missing = self.max_items - beams.items
-            if missing > 0:
-                root = np.searchsorted(roots, beams.lo[0], side="right") - 1
-                scores, without = self.state.linear_logits[i, 0], (beams.lo, beams.hi)
-                near = nearest(self.trie, (roots[root], ends[root]), scores, self.decoder.row_bounds, missing, without)
-                self.found[query] = Beams(
-                    np.concatenate([beams.lo, near]),
-                    np.concatenate([beams.hi, near + 1]),
-                    np.concatenate([beams.logprob, np.full(len(near), beams.logprob.min())]),
-                    beams.level,
-                    beams.own,
-                )
+            self.found[query] = Beams(front.lo[own], front.hi[own], front.score[own], level)
 
     def drop(self, queries: Mask) -> None:
         if queries.all():

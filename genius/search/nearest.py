@@ -1,76 +1,156 @@
-"""The items nearest to a query by their codes: those with the highest summed scores of codes."""
+"""Search in mode "fast": the items whose code vectors sum up to the vector nearest to the query.
+
+The decoder's first pass chooses the modalities. Under them, items are compared by the residual score s z.q - |q|^2 / 2,
+where q is the sum of an item's code vectors: the nearer q is to s z, the higher. s z.q is a sum of one number for each
+code, and |q|^2 / 2 is computed once for each item.
+"""
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from genius.model.decoder_runtime import DecoderRuntime
+from genius.search.beam import NO_BEAMS, Beams, FirstPass, Front, check_search
+from genius.search.rerank import CodeVectors
 from genius.search.trie import Trie, concatenate_ranges
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
-COMPARED = 16  # items compared by their codes for each item that is wanted
+QUERIES = 128  # queries that the decoder reads at once
+COMPARED = 16  # items compared by all their codes for each item that is wanted
 EARLY, KEPT = 5, 3  # after this number of further levels, this number is left for each item that is wanted
 MANY = 512  # items wanted, from which on it pays to drop others early
 SAMPLED = 16  # one in this number of scores tells which items to drop
 MIN_NODES = 32  # nodes of a level that are followed at least
 
 
-def nearest(
+def nearest_search(
+    decoder: DecoderRuntime,
     trie: Trie,
-    node: tuple[int, int],
-    scores: NDArray[np.float32],
-    bounds: Ints,
+    vectors: CodeVectors,
+    halves: Floats,
+    z: ArrayLike,
     count: int,
-    without: tuple[Ints, Ints],
-) -> Ints:
-    """Sorted positions of `count` items whose codes have the highest summed scores, in ascending order.
+    *,
+    targets: ArrayLike | None = None,
+    min_modality_ratio: float = 0.0,
+) -> list[Beams]:
+    """Find `count` items for each query: the nearest by their codes, of the modalities that the decoder chooses.
+
+    Several modalities share `count` equally. Results do not depend on the batch.
+
+    Args:
+        decoder: Scores the modality and the first semantic code.
+        trie: The IDs of the collection.
+        vectors: The code vectors.
+        halves: `CodeVectors.half_norms` of the items, by the caller's rows.
+        z: (q, dim) fused query vectors.
+        count: Number of items per query.
+        targets: (q,) first code of the hits, -1 to leave it to the decoder.
+        min_modality_ratio: Modalities less probable than this times the most probable one are not searched, unless
+            the others have fewer than `count` items.
+
+    Returns:
+        One range per item, with the log-probability of its first two codes. If no more than `count` items are there to
+        be found, the ranges are modalities.
+
+    Raises:
+        GeniusError: Trie, decoder, queries and count do not fit together.
+    """
+    queries = np.ascontiguousarray(z, dtype=np.float32)
+    first_codes = np.full(len(queries), -1) if targets is None else np.asarray(targets, np.int64)
+    check_search(decoder, trie, queries, count)
+    scaled = np.float32(decoder.config.query_scale) * queries
+    roots, ends, codes = trie.roots
+    possible = (first_codes[:, None] < 0) | (first_codes[:, None] == codes)  # (q, roots)
+    few = possible @ (ends - roots) <= count
+    found: list[Beams] = [NO_BEAMS] * len(queries)
+    for query in np.flatnonzero(few).tolist():  # all items are compared: the decoder has nothing to decide
+        lo, hi = roots[possible[query]], ends[possible[query]]
+        found[query] = Beams(lo, hi, np.zeros(len(lo)), 1)
+    others = np.flatnonzero(~few)
+    for start in range(0, len(others), QUERIES):
+        chunk = others[start : start + QUERIES]
+        first = FirstPass.of(decoder, trie, queries[chunk], first_codes[chunk], count, min_modality_ratio)
+        assert first is not None  # each of these queries has items
+        after = first.log_probs.reshape(-1, first.log_probs.shape[-1])
+        for query, front in zip(chunk.tolist(), first.fronts, strict=True):
+            found[query] = _find(trie, vectors, halves, scaled[query], count, front, after)
+    return found
+
+
+def _find(
+    trie: Trie, vectors: CodeVectors, halves: Floats, query: Floats, count: int, front: Front, after: Floats
+) -> Beams:
+    """The items of one query under the modalities of its front. after: (rows, codes) log-probabilities of level 2."""
+    if (front.hi - front.lo).sum() <= count or trie.levels == 1:
+        return Beams(front.lo, front.hi, front.score, 1)
+    left, parts = count, []
+    for i in reversed(range(len(front.lo))):  # the most probable modality comes last and takes what the others leave
+        at = nearest(trie, (front.lo[i], front.hi[i]), query, vectors, halves, left // (i + 1))
+        left -= len(at)
+        parts.append((at, front.score[i] + after[front.row[i]].take(trie.codes[1].take(at))))
+    at, score = (np.concatenate(part) for part in zip(*reversed(parts), strict=True))
+    return Beams(at, at + 1, score, 2)
+
+
+def nearest(trie: Trie, node: tuple[int, int], query: Floats, vectors: CodeVectors, halves: Floats, count: int) -> Ints:
+    """Sorted positions of `count` items with the highest residual scores, in ascending order.
 
     Follows the best nodes of each level until few enough items lie under them, then compares these by the other codes.
+    A node's score is that of its codes so far.
 
     Args:
         trie: The IDs of the collection.
         node: The node [lo, hi) of level 1 to search.
-        scores: (all codes,) score of each code of each level for the query.
-        bounds: (levels + 1,) where the codes of each level start in `scores`.
+        query: (dim,) s z.
+        vectors: The code vectors.
+        halves: `CodeVectors.half_norms` of the items, by the caller's rows.
         count: Number of items.
-        without: Nodes (lo, hi) whose items are left out.
     """
     lo, hi = np.array(node[:1]), np.array(node[1:])
-    score = np.zeros(1, np.float32)
+    products, bounds = vectors.table @ query, vectors.bounds
+    row = trie.codes[0].take(lo)
+    sums = vectors.table[row]  # (nodes, dim) q of each node
+    dot, half = products[row], vectors.halves[row]  # (nodes,) s z.q and |q|^2 / 2
     level, wanted = 1, COMPARED * count
     while level < trie.levels and (hi - lo).sum() > 2 * wanted:
         parent, lo, hi = trie.children(level, lo, hi)
-        score = score[parent] + scores[bounds[level] :].take(trie.codes[level].take(lo))
-        best = _best_nodes(score, hi - lo, wanted)
-        lo, hi, score = lo[best], hi[best], score[best]
+        code = trie.codes[level].take(lo)
+        row = bounds[level] + code
+        dot = dot[parent] + products.take(row)
+        # |q + c|^2 / 2 = |q|^2 / 2 + q.c + |c|^2 / 2
+        half = half[parent] + (sums @ vectors.table[bounds[level] : bounds[level + 1]].T)[parent, code]
+        half += vectors.halves.take(row)
+        best = _best_nodes(dot - half, hi - lo, wanted)
+        sums = sums[parent[best]] + vectors.table[row[best]]
+        lo, hi, dot, half = lo[best], hi[best], dot[best], half[best]
         level += 1
     which, at = concatenate_ranges(lo, hi)
-    allowed = np.ones(len(at), np.bool_)
-    allowed[concatenate_ranges(*(np.searchsorted(at, edge) for edge in without))[1]] = False
-    which, at = which[allowed], at[allowed]
-    score = score[which]
+    score = dot[which] - halves.take(trie.order.take(at))
     for deeper in range(level, trie.levels):
         if deeper == level + EARLY and len(at) > 2 * KEPT * count and count >= MANY:
             likely = _about_highest(score, KEPT * count)
             at, score = at[likely], score[likely]
-        score += scores[bounds[deeper] :].take(trie.codes[deeper].take(at))
+        score += products[bounds[deeper] :].take(trie.codes[deeper].take(at))
     return at[_highest(score, min(count, len(at)))]
 
 
-def _best_nodes(score: NDArray[np.float32], items: Ints, wanted: int) -> Ints:
+def _best_nodes(score: Floats, items: Ints, wanted: int) -> Ints:
     """Indices of the best nodes that hold the wanted number of items, at least MIN_NODES, in ascending order."""
     order = np.argsort(-score)
     end = int(np.searchsorted(np.cumsum(items[order]), wanted)) + 1
     return np.sort(order[: max(end, MIN_NODES)])
 
 
-def _about_highest(score: NDArray[np.float32], count: int) -> Ints:
+def _about_highest(score: Floats, count: int) -> Ints:
     """Indices of about the `count` highest scores, in ascending order: an exact number would take far longer."""
     sample = score[::SAMPLED]
     rank = len(sample) - count // SAMPLED
     return np.flatnonzero(score >= np.partition(sample, rank)[rank])
 
 
-def _highest(score: NDArray[np.float32], count: int) -> Ints:
+def _highest(score: Floats, count: int) -> Ints:
     """Indices of the `count` highest scores, in ascending order. Of equal scores at the end, the first count."""
     if count <= 0:
         return np.zeros(0, np.int64)

@@ -12,11 +12,12 @@ import onnxruntime
 from numpy.typing import ArrayLike, NDArray
 
 from genius.runtime.onnx_graph import Graph
+from genius.runtime.threads import over_blocks
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-BLOCK = 4096  # items decoded at once
+BLOCK = 1024  # items decoded at once: they stay in the processor's cache
 
 
 def by_embedding(query: ArrayLike, embeddings: ArrayLike) -> Floats:
@@ -43,7 +44,17 @@ def _to_float32() -> onnxruntime.InferenceSession:
 def by_codes(query: ArrayLike, codes: ArrayLike, vectors: "CodeVectors") -> Floats:
     """Cosines of a normalised query (d,) with the sums of code vectors of items (n, levels) -> (n,)."""
     decoded = vectors.decode(codes)
-    return by_embedding(query, decoded) / _norms(decoded)
+    return code_score(by_embedding(query, decoded), _half_squares(decoded))
+
+
+def code_score(products: Floats, halves: Floats) -> Floats:
+    """Score of items by their codes, from products z.q of the query and |q|^2 / 2: the cosine, 0 where q is zero.
+
+    Every exhaustive comparison by codes uses this function.
+    """
+    norms: Floats = np.sqrt(2 * halves)
+    norms[norms == 0] = 1
+    return products / norms
 
 
 class CodeVectors:
@@ -53,17 +64,26 @@ class CodeVectors:
         books = [np.asarray(codebook, np.float32) for codebook in codebooks]
         self.table: Floats = np.concatenate(books)  # (codes, d)
         self.bounds: Ints = np.cumsum([0, *map(len, books)])  # (levels + 1,) where each level starts in the table
+        self.halves: Floats = _half_squares(self.table)  # (codes,) |c|^2 / 2
 
     def decode(self, codes: ArrayLike) -> Floats:
         """Sum the code vectors of each item: (n, levels) -> (n, d)."""
-        decoded: Floats = self.table[self._rows(codes)].sum(axis=1)
+        first, *others = self._rows(codes).T
+        decoded: Floats = self.table[first]
+        for rows in others:
+            decoded += self.table.take(rows, axis=0)
         return decoded
 
-    def norms(self, codes: ArrayLike) -> Floats:
-        """Norms of the decoded items: (n, levels) -> (n,); 1 where the norm is zero."""
+    def half_norms(self, codes: ArrayLike) -> Floats:
+        """|q|^2 / 2 of the sum q of the code vectors of each item: (n, levels) -> (n,)."""
         table = np.asarray(codes)
-        blocks = [self.decode(table[start : start + BLOCK]) for start in range(0, len(table), BLOCK)]
-        return np.concatenate([np.zeros(0, np.float32), *map(_norms, blocks)])
+        halves = np.empty(len(table), np.float32)
+
+        def compute(block: slice) -> None:
+            halves[block] = _half_squares(self.decode(table[block]))
+
+        over_blocks(compute, len(table), BLOCK)
+        return halves
 
     def products(self, queries: ArrayLike) -> Floats:
         """Inner products of queries (q, d) with every code vector -> (q, codes): the tables that `scores` looks up."""
@@ -78,10 +98,10 @@ class CodeVectors:
         return np.asarray(codes) + self.bounds[:-1]
 
 
-def _norms(vectors: Floats) -> Floats:
-    norms: Floats = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))
-    norms[norms == 0] = 1
-    return norms
+def _half_squares(vectors: Floats) -> Floats:
+    """|v|^2 / 2 of each vector: (n, d) -> (n,)."""
+    halves: Floats = np.einsum("nd,nd->n", vectors, vectors) * np.float32(0.5)
+    return halves
 
 
 def top(scores: ArrayLike, k: int, ties: NDArray[np.integer] | None = None) -> Ints:

@@ -3,15 +3,17 @@
 Takes query vectors and returns rows. Beam search generates IDs, re-ranking orders the items under them.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
 from genius.errors import GeniusError
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.genius import Genius
-from genius.search.beam import Beams, beam_search
+from genius.search.beam import NO_BEAMS, Beams, beam_search
+from genius.search.nearest import nearest_search
 from genius.search.options import SearchOptions, automatic_budget
 from genius.search.rerank import CodeVectors, by_codes, by_embedding, top
 from genius.search.results import BatchResult, Branch, SearchTrace, TopK
@@ -22,8 +24,6 @@ MIN_MODALITY_RATIO = 0.1
 
 RANK_BLOCK = 16_384  # embeddings that are read at once
 SPARE = 65_536  # minimum number of free rows of an AppendBuffer
-_NONE = np.zeros(0, np.int64)
-_NO_BEAMS = Beams(_NONE, _NONE, np.zeros(0), 0, 0)
 
 
 class AppendBuffer:
@@ -78,6 +78,8 @@ class Searcher:
         self.trie = Trie(codes)
         self.rows = len(codes)  # including removed rows
         self._embeddings = embeddings
+        self._code_vectors = CodeVectors(codebooks_of(model.decoder))
+        self._halves = AppendBuffer(self._code_vectors.half_norms(codes)[:, None])
 
     def __len__(self) -> int:
         return len(self.trie)
@@ -95,23 +97,23 @@ class Searcher:
             if embeddings is None or len(embeddings) != len(codes):
                 raise GeniusError(f"{len(codes)} IDs to be added need as many embeddings.")
             grown = grown.put(embeddings, behind=self.rows)
-        return self._with(trie, grown, self.rows + len(codes))
+        halves = self._halves.put(self._code_vectors.half_norms(codes)[:, None], behind=self.rows)
+        return self._with(trie, grown, halves, self.rows + len(codes))
 
     def remove(self, rows: np.ndarray) -> "Searcher":
         """Return a searcher without these rows. Their embeddings stay in memory."""
-        return self._with(self.trie.remove(rows), self._embeddings, self.rows)
+        return self._with(self.trie.remove(rows), self._embeddings, self._halves, self.rows)
 
     def restrict(self, rows: np.ndarray) -> "Searcher":
         """Return a searcher of these rows only, given in any order. Row numbers stay the same."""
         keep = np.zeros(self.rows, bool)
         keep[rows] = True
-        return self._with(self.trie.restrict(keep), self._embeddings, self.rows)
+        return self._with(self.trie.restrict(keep), self._embeddings, self._halves, self.rows)
 
-    def _with(self, trie: Trie, embeddings: AppendBuffer | None, rows: int) -> "Searcher":
+    def _with(self, trie: Trie, embeddings: AppendBuffer | None, halves: AppendBuffer, rows: int) -> "Searcher":
         other = Searcher.__new__(Searcher)
         other.model, other.trie, other.rows, other._embeddings = self.model, trie, rows, embeddings
-        if "_code_vectors" in vars(self):
-            other._code_vectors = self._code_vectors
+        other._code_vectors, other._halves = self._code_vectors, halves
         return other
 
     def search(
@@ -160,14 +162,24 @@ class Searcher:
         """Generate IDs of the collection: decoder and trie."""
         targets = _target_codes(targets, len(fused))
         if not len(self):
-            return [_NO_BEAMS] * len(fused)
-        budget = automatic_budget(len(self)) if options.budget is None else options.budget
+            return [NO_BEAMS] * len(fused)
+        if options.mode == "fast":
+            budget = automatic_budget(len(self)) if options.budget is None else options.budget
+            return nearest_search(
+                self.model.decoder,
+                self.trie,
+                self._code_vectors,
+                self._halves.first(self.rows)[:, 0],
+                fused,
+                max(budget, options.k),
+                targets=targets,
+                min_modality_ratio=min_modality_ratio,
+            )
         return beam_search(
             self.model.decoder,
             self.trie,
             fused,
             max(options.beam, options.k),
-            max_items=max(budget, options.k) if options.mode == "fast" else None,
             targets=targets,
             tails=options.mode == "generate",
             min_modality_ratio=0.0 if options.mode == "generate" else min_modality_ratio,
@@ -202,15 +214,21 @@ class Searcher:
         return np.concatenate([by_embedding(query, self.embeddings.take(block, axis=0)) for block in blocks])
 
     def _branches(self, beams: Beams) -> list[Branch]:
-        """The beams as prefixes of IDs, best first."""
-        best = np.argsort(-beams.logprob[: beams.own], kind="stable")
-        codes = self.trie.ids(beams.lo[best])[:, : beams.level].tolist()
-        items = (beams.hi - beams.lo)[best].tolist()
-        return [Branch(*found) for found in zip(map(tuple, codes), beams.logprob[best].tolist(), items, strict=True)]
+        """The prefixes of IDs that were decided, best first, with the number of items found under each."""
+        prefixes, first, number = np.unique(
+            self.trie.codes[: beams.level, beams.lo], axis=1, return_index=True, return_inverse=True
+        )
+        items = np.bincount(number, weights=beams.hi - beams.lo, minlength=len(first)).astype(np.int64)
+        logprob = beams.logprob[first]
+        return [
+            Branch(tuple(prefixes[:, i].tolist()), float(logprob[i]), int(items[i]))
+            for i in np.lexsort((first, -logprob)).tolist()
+        ]
 
-    @cached_property
-    def _code_vectors(self) -> CodeVectors:
-        return CodeVectors(self.model.quantizer.codebooks)
+
+def codebooks_of(decoder: DecoderRuntime) -> list[np.ndarray]:
+    """Code vectors (sizes[level], dim) of each level."""
+    return [decoder.codebooks[start:stop] for start, stop in itertools.pairwise(decoder.row_bounds.tolist())]
 
 
 def _check_finite(fused: np.ndarray, embedding: np.ndarray) -> None:

@@ -185,7 +185,6 @@ class TreeResponse(BaseModel):
     """The decoder's beams, best first."""
 
     levels: int
-    decoder_levels: int = Field(description="The decoder scores this many first codes, a linear head the others.")
     sizes: list[int] = Field(description="Number of codes of each level.")
     branches: list[BranchResponse]
 

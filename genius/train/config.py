@@ -95,9 +95,9 @@ class DecoderStageConfig(StageConfig):
     prefix: int = 16  # length of the prefix made from the query vector
     dropout: float = 0.1
     whole_vocabulary: bool = False  # normalise over the codes of all levels, as the published model does
-    linear_head: bool = True  # from the query to the codes, started from the codebooks; not in the paper
-    linear_head_gain: float = 20.0  # scale of the linear head at the start
-    decoder_levels: int = 2  # first levels that the layers decide; the linear head alone decides the others; 0: all
+    residual_input: bool = True  # tell the layers what the codes before leave of the query; not in the paper
+    residual_gain: float = 0.0  # of the residual score, a closed form that is added to the logits; not in the paper
+    query_scale: float = 1.25  # of the query vector in residual scores and at the start of the residual input
     unaugmented: float = 0.5  # share of the queries that are trained on without augmentation
     augmentation: str = "interpolate"  # Eq. 11; "published": per dimension, square roots; "none"
     alpha: float = 2.0  # the weight of Eq. 11 is drawn from Beta(alpha, alpha)

@@ -80,16 +80,13 @@ class DecoderStage(PairStage):
                 prefix=config.prefix,
                 dropout=config.dropout,
                 whole_vocabulary=config.whole_vocabulary,
-                linear_head=config.linear_head,
-                decoder_levels=config.decoder_levels,
+                residual_input=config.residual_input,
+                residual_gain=config.residual_gain,
+                query_scale=config.query_scale,
             )
         )
-        if config.linear_head:
-            self.decoder.init_linear_head(scheme.codebooks, config.linear_head_gain)
-        layers = [weight for name, weight in self.decoder.named_parameters() if name != "linear_head"]
-        self.groups = [self.group(layers)]
-        if self.decoder.linear_head is not None:  # starts from the codebooks, so it must not decay towards zero
-            self.groups.append(self.group([self.decoder.linear_head], decayed=False))
+        self.decoder.init_codebooks(scheme.codebooks)
+        self.groups = [self.group(list(self.decoder.parameters()))]
 
     def _fuse(self, text: np.ndarray, image: np.ndarray) -> Tensor:
         """Fused vectors (n, d), computed for every batch: millions of them would not fit into memory."""
@@ -113,7 +110,7 @@ class DecoderStage(PairStage):
         z_c = self._fuse(train.text[targets], train.image[targets])
         unaugmented = torch.from_numpy(rng.random((len(queries), 1)) < config.unaugmented)
         z = torch.where(unaugmented, z_q, augment(z_q, z_c, config.augmentation, config.alpha, rng))
-        log_probs = self.decoder(z, self.codes[targets][:, : self.decoder.decoder_levels])
+        log_probs = self.decoder(z, self.codes[targets])
         return id_loss(log_probs), {"first": -float(log_probs[:, 1].detach().mean())}
 
     def validate(self) -> dict[str, float]:

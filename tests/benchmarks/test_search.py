@@ -102,11 +102,12 @@ def test_flops_are_those_of_the_rows(given: bool) -> None:
     assert flops.flops(whole) - flops.flops(products) == queries * width * (row + 2 * 16 * 6)
 
 
-def test_flops_of_levels_left_to_the_linear_head() -> None:
-    config = decoder(linear_head=True, decoder_levels=2).config
-    at_two, at_four = (flops.ours(config, 1, 7, decided, False, False) for decided in (2, 4))
-    assert at_two == at_four == flops.ours(config, 1, 7, 2, False, True)
-    assert at_two[1, 8, config.vocabulary] == 1
+def test_flops_of_residual_inputs_and_scores() -> None:
+    plain, changed = decoder().config, decoder(residual_input=True, residual_gain=1.0).config
+    without, found = (flops.ours(config, 1, 7, 3, True, False) for config in (plain, changed))
+    rows, scored = 1 + 1 + 7, 1 * 5 + 7 * 4  # tokens, logits of levels 1 and 2; the modality is given
+    more = 2 * 8 * (16 + changed.vocabulary + rows * 16 + scored)
+    assert flops.flops(found) - flops.flops(without) == more
 
 
 def test_flops_of_the_published_path() -> None:

@@ -79,7 +79,7 @@ def test_the_rows_train_the_papers_decoder(rows: dict[str, AblationRow]) -> None
     """All codes come from the layers, hard labels, and every query is augmented but where that is what is left out."""
     for name, row in rows.items():
         decoder = row.training.config.decoder
-        assert (decoder.linear_head, decoder.decoder_levels, decoder.unaugmented) == (False, 0, 0.0), name
+        assert (decoder.residual_input, decoder.residual_gain, decoder.unaugmented) == (False, 0.0, 0.0), name
         assert (decoder.augmentation, decoder.alpha) == ("none" if name == "no-augmentation" else "interpolate", 2.0)
 
 
@@ -178,8 +178,8 @@ scheme = "modality"
 fusion = "image+text"
 decoder = "paper"
 [paper_decoder]
-linear_head = false
-decoder_levels = 0
+residual_input = false
+residual_gain = 0.0
 [table.first]
 title = "Table 1"
 about = "the first"

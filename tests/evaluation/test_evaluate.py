@@ -48,6 +48,7 @@ def model(bench: Benchmark) -> Genius:
     quantizer = Quantizer(model.dim, model.quantizer.codes_per_level, model.quantizer.levels, seed=4)
     quantizer.initialise(torch.from_numpy(model.fuse(items)), torch.from_numpy(items.modality.astype(np.int64)))
     model.quantizer = quantizer.runtime()
+    model.decoder = model.decoder.with_codebooks(model.quantizer.codebooks)
     return model
 
 

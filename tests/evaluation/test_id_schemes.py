@@ -48,9 +48,11 @@ def test_a_decoder_and_a_trie_take_every_scheme(name: str, data: tuple[Tensor, T
     z, modality = data
     scheme = make_scheme(name, quantizer(z, modality), z, modality, seed=0)
     codes = scheme.encode(z, modality)
-    config = DecoderConfig(DIM, scheme.sizes, d_model=8, layers=1, heads=2, d_kv=4, d_ff=8, prefix=2, linear_head=True)
+    config = DecoderConfig(
+        DIM, scheme.sizes, d_model=8, layers=1, heads=2, d_kv=4, d_ff=8, prefix=2, residual_gain=10.0
+    )
     decoder = Decoder(config).eval()
-    decoder.init_linear_head(scheme.codebooks, 10.0)
+    decoder.init_codebooks(scheme.codebooks)
     assert decoder(z[:5], codes[:5]).isfinite().all()
     assert Trie(codes.numpy()).levels == len(scheme.sizes)
 

@@ -7,16 +7,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from genius.model.decoder_config import DecoderConfig
 from genius.networks.decoder import Decoder
 from tests.networks.test_decoder import tiny
 
 SHAPES: list[dict[str, Any]] = [
     {},
-    {"linear_head": True},
-    {"whole_vocabulary": True, "linear_head": True},
     {"whole_vocabulary": True},
-    *({"linear_head": True, "decoder_levels": levels} for levels in (1, 2, 3, 4)),
+    {"residual_input": True},
+    {"residual_input": True, "whole_vocabulary": True},
+    {"residual_gain": 2.0},
+    {"residual_input": True, "residual_gain": 0.5, "query_scale": 1.5},
+    {"layers": 0, "residual_gain": 2.0},
 ]
 Codes = NDArray[np.int64]
 
@@ -85,8 +86,9 @@ def test_selected_queries_go_on_alone(shape: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_a_query_scores_the_same_alone_and_in_a_batch(int8: bool) -> None:
-    decoder = tiny()
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_query_scores_the_same_alone_and_in_a_batch(shape: dict[str, Any], int8: bool) -> None:
+    decoder = tiny(**shape)
     runtime, z, codes = decoder.runtime(int8=int8), queries(9), some_codes(decoder.config.sizes, 9, 1)
     parents = np.zeros((9, 1), np.int64)
     state, together = runtime.open(z, codes[..., :1])
@@ -97,17 +99,7 @@ def test_a_query_scores_the_same_alone_and_in_a_batch(int8: bool) -> None:
         np.testing.assert_array_equal(runtime.step(state, codes[i : i + 1, :, 1], parents[:1]), step[i : i + 1])
 
 
-def test_free_levels_are_those_of_the_linear_path() -> None:
-    runtime = tiny(linear_head=True, decoder_levels=2).runtime()
-    assert [runtime.is_linear(level) for level in range(4)] == [False, False, True, True]
-    state, _ = runtime.open(queries(2), np.zeros((2, 3, 1), np.int64))
-    for level in (2, 3):
-        one = runtime.step(state, np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64))
-        np.testing.assert_array_equal(one, runtime.linear_log_probs(state, level)[:, None].repeat(3, 1))
-    assert not any(tiny().runtime().is_linear(level) for level in range(4))
-
-
-@pytest.mark.parametrize("shape", [{}, {"linear_head": True, "decoder_levels": 2}])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_weight_shapes_are_those_of_the_torch_module(shape: dict[str, Any]) -> None:
     decoder = tiny(**shape)
     found = {name: tuple(value.shape) for name, value in decoder.state_dict().items()}
@@ -117,11 +109,11 @@ def test_weight_shapes_are_those_of_the_torch_module(shape: dict[str, Any]) -> N
 # Eight bits
 
 
-def test_log_probabilities_in_eight_bits_are_nearly_those_of_32() -> None:
-    torch.manual_seed(0)
-    shape = DecoderConfig(8, (3, 50, 50, 50), d_model=64, layers=3, heads=4, d_kv=16, d_ff=256, prefix=5)
-    decoder, z = Decoder(shape).eval(), queries(20)
-    codes = some_codes(shape.sizes, 20, 4)
+@pytest.mark.parametrize("changes", [{}, {"residual_input": True, "residual_gain": 1.0}], ids=str)
+def test_log_probabilities_in_eight_bits_are_nearly_those_of_32(changes: dict[str, Any]) -> None:
+    sizes = (3, 50, 50, 50)
+    decoder, z = tiny(sizes, d_model=64, layers=3, heads=4, d_kv=16, d_ff=256, prefix=5, **changes), queries(20)
+    codes = some_codes(sizes, 20, 4)
     log_probs, rounded_off = (decoder.runtime(int8=int8).open(z, codes[..., :3])[1] for int8 in (False, True))
     for exact, near in zip(log_probs, rounded_off, strict=True):
         assert 0 < np.abs(near - exact).mean() < 0.05 * exact.std(axis=-1).mean()

@@ -159,7 +159,7 @@ def test_a_saved_model_comes_back_the_same(tiny: Genius, folder: Path, tmp_path:
 
 def test_settings_beside_the_weights_come_back_too(tiny: Genius, tmp_path: Path) -> None:
     quantizer = Quantizer(16, 8, 3, shared=True)
-    config = DecoderConfig(16, quantizer.sizes, 16, 1, 2, 8, 32, 4, whole_vocabulary=True, linear_head=True)
+    config = DecoderConfig(16, quantizer.sizes, 16, 1, 2, 8, 32, 4, whole_vocabulary=True, residual_input=True)
     made = Genius(TinyEncoder(), Fusion(16, 8).runtime(), quantizer.runtime(), Decoder(config).runtime(), code_beams=5)
     made.save_pretrained(tmp_path)
     loaded = Genius.from_pretrained(tmp_path)

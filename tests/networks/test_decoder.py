@@ -54,8 +54,7 @@ def tiny(sizes: tuple[int, ...] = (3, 5, 4, 6), seed: int = 0, **changes: object
     torch.manual_seed(seed)
     shape = {"d_model": 16, "layers": 2, "heads": 2, "d_kv": 8, "d_ff": 32, "prefix": 3, "dropout": 0.3} | changes
     decoder = Decoder(DecoderConfig(dim=8, sizes=sizes, **shape)).eval()  # type: ignore[arg-type]
-    if decoder.linear_head is not None:
-        decoder.init_linear_head([torch.randn(size, 8) for size in sizes], gain=0.5)
+    decoder.init_codebooks([torch.randn(size, 8) * 0.5 for size in sizes])
     return decoder
 
 
@@ -113,34 +112,91 @@ def test_the_first_codes_of_ids_score_as_in_whole_ids() -> None:
     torch.testing.assert_close(decoder(z, codes[:, :2]), decoder(z, codes)[:, :2])
 
 
-@pytest.mark.parametrize("whole_vocabulary", [False, True])
-def test_the_linear_head_adds_the_products_with_the_code_vectors(whole_vocabulary: bool) -> None:
-    decoder, plain = (tiny(linear_head=linear, whole_vocabulary=whole_vocabulary) for linear in (True, False))
+def slow_sums(decoder: Decoder, codes: list[int]) -> list[Tensor]:
+    """The sum of the code vectors before each level of one ID, one by one."""
+    sums = [torch.zeros(8)]
+    for level, code in enumerate(codes[:-1]):
+        sums.append(sums[-1] + decoder.codebooks[decoder.config.rows(level)][code])
+    return sums
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_the_residual_score_is_added_to_the_logits_of_every_semantic_level(layers: int) -> None:
+    decoder = tiny(layers=layers, residual_gain=3.0, query_scale=1.5)
     z, codes = torch.randn(4, 8), some_codes(decoder.config.sizes, 4)
-    plain.load_state_dict({name: value for name, value in decoder.state_dict().items() if name != "linear_head"})
+    if layers:
+        plain = tiny(layers=layers)
+        plain.load_state_dict(decoder.state_dict())
+        expected = [level.clone() for level in plain.logits(z, codes)]
+    else:
+        expected = [torch.zeros(4, size) for size in decoder.config.sizes]
+    for query in range(4):
+        sums = slow_sums(decoder, codes[query].tolist())
+        for level in (1, 2, 3):
+            for code, vector in enumerate(decoder.codebooks[decoder.config.rows(level)]):
+                score = (1.5 * z[query] - sums[level]) @ vector - vector @ vector / 2
+                expected[level][query, code] += 3.0 * score
+    for got, wanted in zip(decoder.logits(z, codes), expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_residual_scores_sum_up_to_the_nearness_of_the_reconstruction() -> None:
+    decoder = tiny(layers=0, residual_gain=2.0)
+    z, codes = torch.randn(4, 8), some_codes(decoder.config.sizes, 4)
+    total = sum(level.gather(1, codes[:, i, None])[:, 0] for i, level in enumerate(decoder.logits(z, codes)))
+    vectors = torch.stack([decoder.codebooks[decoder.starts[i] + codes[:, i]] for i in range(4)], 1)
+
+    def nearness(q: Tensor) -> Tensor:
+        return 1.25 * (z * q).sum(1) - q.square().sum(1) / 2
+
+    torch.testing.assert_close(total, 2.0 * (nearness(vectors.sum(1)) - nearness(vectors[:, 0])), atol=1e-4, rtol=1e-4)
+
+
+def test_the_residual_input_is_made_of_query_sums_and_last_token() -> None:
+    decoder = tiny(residual_input=True)
+    with torch.no_grad():
+        for weight in (decoder.query_input.weight, decoder.sum_input.weight, decoder.token_scale):
+            weight.normal_()
+    z, codes = torch.randn(3, 8), some_codes(decoder.config.sizes, 3)
+    given: list[Tensor] = []
+    hook = decoder.blocks[0].register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
+    decoder.hidden(z, codes)
+    hook.remove()
+    for query in range(3):
+        for level, sums in enumerate(slow_sums(decoder, codes[query].tolist())):
+            token = int(decoder.starts[level - 1] + codes[query, level - 1]) if level else 0
+            expected = decoder.query_input.weight @ z[query] - decoder.sum_input.weight @ sums
+            torch.testing.assert_close(given[0][query, level], expected + decoder.token_scale * decoder.table[token])
+
+
+@pytest.mark.parametrize("d_model", [4, 8, 16])
+def test_the_token_table_and_the_residual_input_start_from_the_code_vectors(d_model: int) -> None:
+    decoder = tiny(d_model=d_model, residual_input=True)
     books = [torch.randn(size, 8) for size in decoder.config.sizes]
-    decoder.init_linear_head(books, gain=3.0)
-    for with_head, without, book in zip(decoder.logits(z, codes), plain.logits(z, codes), books, strict=True):
-        torch.testing.assert_close(with_head, without + 3 * z @ book.T)
-    assert not torch.allclose(decoder(z, codes), plain(z, codes))
-    with pytest.raises(BadModel, match="linear_head=True"):
-        plain.init_linear_head(books, gain=3.0)
+    specials = decoder.table[:3].clone()
+    decoder.init_table(books, scale=5.0)
+    assert torch.equal(decoder.table[:3], specials)
+    table, vectors = decoder.table[3:], 5.0 * torch.cat(books)
+    if d_model >= 8:  # inner products are kept
+        torch.testing.assert_close(table @ table.T, vectors @ vectors.T, atol=1e-3, rtol=1e-4)
+    if d_model == 8:
+        assert torch.equal(table, vectors)
+    torch.testing.assert_close(table / 5.0, decoder.sum_input(torch.cat(books)) / 16.0)
+    torch.testing.assert_close(decoder.query_input.weight, 1.25 * decoder.sum_input.weight)
 
 
-def test_levels_after_the_decoder_levels_are_left_to_the_linear_head() -> None:
-    whole, short = tiny(linear_head=True), tiny(linear_head=True, decoder_levels=2)
-    short.load_state_dict(whole.state_dict())
-    z, codes = torch.randn(4, 8), some_codes(whole.config.sizes, 4)
-    assert short.linear_head is not None
-    for level, (all_layers, got) in enumerate(zip(whole.logits(z, codes), short.logits(z, codes), strict=True)):
-        expected = all_layers if level < 2 else z @ short.linear_head[short.config.rows(level)].T
-        torch.testing.assert_close(got, expected)
+def test_code_vectors_are_neither_trained_nor_saved() -> None:
+    decoder = tiny(residual_input=True, residual_gain=1.0)
+    assert decoder.codebooks[3:].abs().min() > 0
+    assert not decoder.codebooks[:3].any()
+    assert "codebooks" not in {**decoder.state_dict(), **dict(decoder.named_parameters())}
 
 
-@pytest.mark.parametrize(("levels", "linear_head"), [(2, False), (5, True), (-1, True)])
-def test_decoder_levels_need_a_linear_head_and_must_exist(levels: int, linear_head: bool) -> None:
-    with pytest.raises(BadModel, match="decoder_levels"):
-        tiny(decoder_levels=levels, linear_head=linear_head)
+def test_a_decoder_without_layers_has_no_weights_and_finds_all_modalities_equally_likely() -> None:
+    decoder = tiny(layers=0, residual_gain=10.0)
+    assert not decoder.state_dict()
+    z, codes = torch.randn(4, 8), some_codes(decoder.config.sizes, 4)
+    torch.testing.assert_close(decoder(z, codes)[:, 0], torch.full((4,), 1 / 3).log())
 
 
 def test_position_buckets_are_t5s() -> None:
@@ -181,11 +237,20 @@ def test_it_learns() -> None:
 
 
 def test_config_survives_json() -> None:
-    config = DecoderConfig(dim=8, sizes=(3, 5), d_model=4, linear_head=True, decoder_levels=1)
+    config = DecoderConfig(dim=8, sizes=(3, 5), d_model=4, residual_input=True, residual_gain=2.0, query_scale=1.5)
     assert DecoderConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("former", [{"tied": False}, {"prefix_hidden": 4}], ids=str)
+def test_options_of_later_versions_are_stored_only_if_used() -> None:
+    """Keys and their order are part of every model's fingerprint."""
+    stored = DecoderConfig(dim=8, sizes=(3, 5)).to_dict()
+    assert list(stored)[-4:] == ["tied", "whole_vocabulary", "skip", "written"]
+    assert (stored["skip"], stored["written"]) == (False, 0)
+    used = DecoderConfig(dim=8, sizes=(3, 5), residual_gain=1.0).to_dict()
+    assert list(used) == [*stored, "residual_gain"]
+
+
+@pytest.mark.parametrize("former", [{"tied": False}, {"prefix_hidden": 4}, {"skip": True}, {"written": 2}], ids=str)
 def test_former_options_are_read_only_with_the_supported_value(former: dict[str, Any]) -> None:
     stored = DecoderConfig(dim=8, sizes=(3, 5)).to_dict()
     assert DecoderConfig.from_dict(stored) == DecoderConfig(dim=8, sizes=(3, 5))
@@ -196,6 +261,12 @@ def test_former_options_are_read_only_with_the_supported_value(former: dict[str,
 def test_bad_configs_are_refused() -> None:
     with pytest.raises(BadModel, match="layers"):
         DecoderConfig(dim=8, sizes=(3, 5), layers=0)
+    with pytest.raises(BadModel, match="residual_input"):
+        DecoderConfig(dim=8, sizes=(3, 5), layers=0, residual_gain=1.0, residual_input=True)
+    with pytest.raises(BadModel, match="whole_vocabulary"):
+        DecoderConfig(dim=8, sizes=(3, 5), residual_gain=1.0, whole_vocabulary=True)
+    with pytest.raises(BadModel, match="query_scale"):
+        DecoderConfig(dim=8, sizes=(3, 5), query_scale=float("nan"))
     with pytest.raises(BadModel, match="dropout"):
         DecoderConfig(dim=8, sizes=(3, 5), dropout=1.0)
     with pytest.raises(BadModel, match="level"):

@@ -43,19 +43,15 @@ def test_beams_stepped_through_the_files_score_as_in_the_decoder(tmp_path: Path,
     decoder, z, rng = tiny(**shape), queries(3), np.random.default_rng(2)
     sizes, files = decoder.config.sizes, written(tmp_path, decoder_files(decoder.runtime()))
     state = run(files["decoder_open"], {"z": z})
-    log_probs, linear = state["log_probs"], state.get("linear_log_probs")
+    log_probs = state["log_probs"]
     codes, score = np.zeros((3, 1, 0), np.int64), np.zeros((3, 1))
     for level, width in enumerate((2, 4, 3, 5)):
         parents = rng.integers(0, codes.shape[1], (3, width))
         before = np.take_along_axis(codes, parents[..., None], 1)
         codes = np.concatenate([before, rng.integers(0, sizes[level], (3, width, 1))], 2)
-        if level >= decoder.decoder_levels:
-            assert linear is not None
-            start = sum(sizes[decoder.decoder_levels : level])
-            log_probs = linear[:, None, start : start + sizes[level]].repeat(score.shape[1], 1)
         ahead = np.take_along_axis(log_probs, parents[..., None], 1)
         score = np.take_along_axis(score, parents, 1) + picked(ahead, codes[..., -1])
-        if level + 1 < decoder.decoder_levels:
+        if level + 1 < len(sizes):
             step = run(files["decoder_step"], state | {"codes": codes[..., -1], "parents": parents})
             log_probs = step.pop("log_probs")
             state |= {name.removeprefix("new_"): value for name, value in step.items()}
@@ -63,7 +59,7 @@ def test_beams_stepped_through_the_files_score_as_in_the_decoder(tmp_path: Path,
 
 
 def test_a_decoder_of_one_level_has_no_steps() -> None:
-    assert list(decoder_files(tiny(linear_head=True, decoder_levels=1).runtime())) == ["decoder_open"]
+    assert list(decoder_files(tiny((3,)).runtime())) == ["decoder_open"]
 
 
 @torch.inference_mode()

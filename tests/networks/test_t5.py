@@ -71,8 +71,10 @@ def test_the_code_in_the_folders_readme_runs(tmp_path: Path, shape: dict[str, An
     torch.testing.assert_close(names["modality"], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [{"linear_head": True}, {"linear_head": True, "decoder_levels": 2}], ids=str)
+@pytest.mark.parametrize(
+    "shape", [{"residual_input": True}, {"residual_gain": 1.0}, {"layers": 0, "residual_gain": 1.0}], ids=str
+)
 def test_what_t5_cannot_express_is_refused(tmp_path: Path, shape: dict[str, Any]) -> None:
-    with pytest.raises(GeniusError, match="linear head"):
+    with pytest.raises(GeniusError, match="residual_input = false"):
         save_t5(tiny(**shape).runtime(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

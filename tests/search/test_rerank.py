@@ -68,13 +68,14 @@ def test_by_codes_is_the_cosine() -> None:
     np.testing.assert_allclose(by_codes(unit, CODES, VECTORS), expected, atol=1e-5)
 
 
-def test_norms_are_lengths_of_the_decoded_vectors() -> None:
-    np.testing.assert_allclose(VECTORS.norms(CODES), np.linalg.norm(DECODED, axis=1), rtol=1e-5)
-    assert VECTORS.norms(CODES[:0]).shape == (0,)
+def test_half_norms_are_of_the_decoded_vectors() -> None:
+    np.testing.assert_allclose(VECTORS.half_norms(CODES), np.square(DECODED).sum(axis=1) / 2, rtol=1e-5)
+    assert VECTORS.half_norms(CODES[:0]).shape == (0,)
 
 
 def test_a_sum_of_zero_does_not_divide_by_zero() -> None:
-    assert CodeVectors([[[1.0, 0.0]], [[-1.0, 0.0]]]).norms([[0, 0]]).tolist() == [1.0]
+    vectors = CodeVectors([[[1.0, 0.0]], [[-1.0, 0.0]]])
+    assert by_codes([1.0, 0.0], [[0, 0]], vectors).tolist() == [0.0]
 
 
 @given(st.lists(st.integers(-3, 3)), st.integers(0, 12))

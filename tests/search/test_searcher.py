@@ -14,6 +14,7 @@ from genius.model.encoder_only import encoder_only
 from genius.model.genius import Genius
 from genius.search import searcher as searcher_module
 from genius.search.beam import beam_search
+from genius.search.nearest import nearest_search
 from genius.search.options import MODES, Mode, SearchOptions, automatic_budget
 from genius.search.results import TopK
 from genius.search.searcher import SPARE, AppendBuffer, Searcher
@@ -262,16 +263,16 @@ def test_nothing_is_found_in_an_empty_collection(searcher, queries):
 def test_the_budget_follows_the_number_of_items_unless_it_is_given(searcher, queries, monkeypatch):
     seen = []
 
-    def search(*args, max_items, **kwargs):
-        seen.append(max_items)
-        return beam_search(*args, max_items=max_items, **kwargs)
+    def search(decoder, trie, vectors, halves, z, count, **kwargs):
+        seen.append(count)
+        return nearest_search(decoder, trie, vectors, halves, z, count, **kwargs)
 
-    monkeypatch.setattr("genius.search.searcher.beam_search", search)
+    monkeypatch.setattr("genius.search.searcher.nearest_search", search)
     monkeypatch.setattr("genius.search.options.MIN_BUDGET", 1)
     half = searcher.restrict(np.arange(0, N, 2))
     for each, options in ((searcher, {}), (half, {}), (searcher, {"budget": 7}), (searcher, {"mode": "rerank"})):
         ask(each, queries, k=1, **options)
-    assert seen == [automatic_budget(N), automatic_budget(N // 2), 7, None]
+    assert seen == [automatic_budget(N), automatic_budget(N // 2), 7]
     assert seen[1] < seen[0]
 
 

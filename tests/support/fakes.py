@@ -73,7 +73,9 @@ def tiny_model(seed: int = 0, encoder: TinyEncoder | None = None) -> Genius:
 def torch_decoder(runtime: DecoderRuntime) -> Decoder:
     """The torch module of the same weights."""
     decoder = Decoder(runtime.config)
-    decoder.load_state_dict({name: torch.from_numpy(value) for name, value in runtime.weights.items()})
+    weights = {name: torch.from_numpy(value) for name, value in runtime.weights.items()}
+    decoder.codebooks = weights.pop("codebooks")
+    decoder.load_state_dict(weights)
     return decoder.eval().requires_grad_(False)
 
 

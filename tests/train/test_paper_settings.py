@@ -67,14 +67,14 @@ OURS: dict[str, object] = {
     "decoder.balance": 1.0,
     "decoder.mix": 256,
     # Parts that the paper does not have
-    "decoder.linear_head": False,
-    "decoder.decoder_levels": 0,
+    "decoder.residual_input": False,
+    "decoder.residual_gain": 0.0,
 }
 FREE = {
     "quantizer.steps",  # epochs take its place
     "quantizer.validate_every",
     "decoder.validate_every",
-    "decoder.linear_head_gain",
+    "decoder.query_scale",
 }
 """Settings that do not change what is trained."""
 

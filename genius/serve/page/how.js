@@ -68,19 +68,17 @@ function beams(answer, query) {
   ];
 }
 
-/** What the model did. The decoder scores the first `decoder_levels` codes; a linear head scores the others. */
-function explanation({ branches, levels, decoder_levels: decoded }, mode) {
+/** What the model did. */
+function explanation({ branches, levels }, mode) {
   const depth = Math.max(...branches.map((branch) => branch.codes.length));
   const part = depth === 1 ? "the first code (the modality)" : `the first ${depth} of ${levels} codes`;
   const codes = depth === levels ? `all ${levels} codes` : part;
-  const first = { 1: "the modality", 2: "the modality and the first semantic code" }[decoded] ?? `the first ${decoded} codes`;
-  const scored = decoded < depth ? `The decoder scored ${first}, a linear head the rest. ` : "";
   const ranked = {
     generate: "Items are ranked by the probability of their ID.",
     rerank: "The items with these IDs were re-ranked by similarity.",
-    fast: "The items under these prefixes, and others with similar codes, were re-ranked by similarity.",
+    fast: "The items nearest by all their codes, counted here by these prefixes, were re-ranked by similarity.",
   }[mode];
-  return `The model generated ${codes} of semantic IDs. ${scored}${ranked}`;
+  return `The decoder scored ${codes} of semantic IDs. ${ranked}`;
 }
 
 /** The longest prefixes shared by the same two or more results, with these results; most results first. */

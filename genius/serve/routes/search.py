@@ -143,5 +143,4 @@ def _tree_json(result: ServedResult, served: HostedIndex) -> dict[str, Any]:
     branches = [
         {"codes": list(branch.codes), "logprob": branch.logprob, "items": branch.items} for branch in result.branches
     ]
-    decoder_levels = served.index.model.decoder.decoder_levels
-    return {"levels": len(sizes), "decoder_levels": decoder_levels, "sizes": sizes, "branches": branches}
+    return {"levels": len(sizes), "sizes": sizes, "branches": branches}
