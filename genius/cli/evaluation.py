@@ -25,6 +25,8 @@ ABLATION_TABLES = {
     "ids": "supplement, Table 7: IDs in the style of earlier work",
     "rerank-local": "supplement, Table 8: re-ranking, each task in its own pool",
     "rerank-global": "supplement, Table 9: re-ranking, one pool for all tasks",
+    "learning": "ours: how the decoder learns, each task in its own pool",
+    "learning-global": "ours: how the decoder learns, one pool for all tasks",
 }
 """Names and contents of the tables of ablations.toml, for the help text."""
 ABLATE_EPILOG = examples(
@@ -131,8 +133,8 @@ def ablate(
         typer.Option(
             metavar="SIZE",
             help="quick: small models, 100 queries a task. full: the sizes of mini. paper: Sec. 5.2 of the paper, for "
-            "M-BEIR. Default: each table in its own size: full for the tables components, beams, rerank-local and "
-            "rerank-global, quick for the others.",
+            "M-BEIR. Default: each table in its own size: quick for the tables codebooks, modality, decoder-size, "
+            "more-codes and ids, full for the others.",
         ),
     ] = None,
     seeds: Annotated[

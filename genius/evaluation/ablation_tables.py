@@ -79,16 +79,16 @@ def ablation_sections(ablations: dict[str, Any]) -> Iterator[Section]:
         "queries only: training again may change more. A verdict follows from the interval of the difference: it "
         "agrees with the paper, contradicts it, or is undecided if the interval holds 0.",
     )
-    for size, about in SIZES.items():
+    for size, words in SIZES.items():
         rows = {row["name"]: row for row in ablations["rows"] if row["size"] == size}
         if not rows:
             continue
-        yield Section(f"Ablations in {size} size", text=about, charts=_shares_chart(rows, size))
-        for name in dict.fromkeys(row["table"] for row in rows.values()):
-            mine = [row for row in rows.values() if row["table"] == name]
+        yield Section(f"Ablations in {size} size", text=words, charts=_shares_chart(rows, size))
+        for name, about in dict.fromkeys((row["table"], row["table_about"]) for row in rows.values()):
+            mine = [row for row in rows.values() if (row["table"], row["table_about"]) == (name, about)]
             settings = ", ".join(dict.fromkeys(SETTINGS[row["setting"]].lower() for row in mine))
             notes = [text for row in mine if (text := _reranking(row))]
-            title = f"{name}, {mine[0]['table_about']}: {settings}, {_counts(mine)}"
+            title = f"{name}, {about}: {settings}, {_counts(mine)}"
             yield Section(title, 3, tables=[_table(mine, rows)], notes=notes)
 
 

@@ -48,6 +48,7 @@ TABLES = {
     "Supplement, Table 7": 4,
     "Supplement, Table 8": 2,
     "Supplement, Table 9": 2,
+    "Ours": 2 * 4,
 }
 
 
@@ -79,14 +80,39 @@ def test_the_rows_train_the_papers_decoder(rows: dict[str, AblationRow]) -> None
     """All codes come from the layers, hard labels, and every query is augmented but where that is what is left out."""
     for name, row in rows.items():
         decoder = row.training.config.decoder
-        assert (decoder.residual_input, decoder.residual_gain, decoder.unaugmented) == (False, 0.0, 0.0), name
-        assert (decoder.augmentation, decoder.alpha) == ("none" if name == "no-augmentation" else "interpolate", 2.0)
+        if row.table.title != "Ours" or name.startswith("learn-hard"):
+            assert (decoder.residual_input, decoder.residual_gain) == (False, 0.0), name
+            assert (decoder.unaugmented, decoder.alpha) == (0.0, 2.0), name
+            assert decoder.augmentation == ("none" if name == "no-augmentation" else "interpolate"), name
+
+
+@pytest.mark.parametrize("pools", ["", "-global"])
+def test_the_rows_of_how_the_decoder_learns(rows: dict[str, AblationRow], pools: str) -> None:
+    chosen = {
+        name.removesuffix(pools): row.training.config.decoder
+        for name, row in rows.items()
+        if row.table.name == f"learning{pools}"
+    }
+    facts = {name: (d.residual_input, d.residual_gain, d.layers > 0) for name, d in chosen.items()}
+    assert facts == {
+        "learn-hard": (False, 0.0, True),
+        "learn-shipped": (True, 0.0, True),
+        "learn-closed": (False, 10.0, False),
+        "learn-closed-layers": (True, 10.0, True),
+    }
+    assert rows[f"learn-hard{pools}"].training == rows["components"].training
+
+
+def test_the_shipped_row_is_what_genius_train_makes() -> None:
+    shipped = TrainConfig().decoder
+    row = next(row for row in read_ablations("full") if row.name == "learn-shipped")
+    assert replace(row.training.config.decoder, validate_every=shipped.validate_every) == shipped
 
 
 def test_the_main_tables_have_the_size_of_mini_and_three_seeds() -> None:
     sizes = {row.table.name: (row.size.name, row.size.seeds, row.size.limit) for row in read_ablations()}
     full = {name for name, facts in sizes.items() if facts == ("full", 3, 1000)}
-    assert full == {"components", "beams", "rerank-local", "rerank-global"}
+    assert full == {"components", "beams", "rerank-local", "rerank-global", "learning", "learning-global"}
     assert {facts for name, facts in sizes.items() if name not in full} == {("quick", 1, 100)}
     shipped = TrainConfig()
     base = next(row.training.config for row in read_ablations("full") if row.name == "components")
@@ -237,6 +263,8 @@ ROWS = {
     "plain": 'setting = "global"\nbeam = 5\ndirection = "harmful"\nagainst = "base"\nscheme = "plain"',
     "semantic": 'setting = "global"\nbeam = 5\ndirection = "harmful"\nagainst = "base"\nscheme = "semantic"',
     "random-start": 'setting = "global"\nbeam = 5\ndirection = "unknown"\nfusion = "random"',
+    "closed": 'setting = "global"\nbeam = 5\ndirection = "unknown"\nagainst = "base"\n'
+    "train = { decoder = { layers = 0, residual_gain = 10.0 } }",
     "no-contrastive": 'setting = "global"\nbeam = 5\ndirection = "harmful"\nagainst = "random-start"\n'
     'fusion = "random"\ntrain = { quantizer = { contrastive = 0.0 } }',
 }
@@ -345,9 +373,9 @@ def test_all_rows_are_measured_and_none_of_them_twice(
     out = tmp_path / "out"
     results = run(bench, out)
     assert [row["name"] for row in results] == list(ROWS)
-    assert len(list((out / "decoders").iterdir())) == 5  # base, wide and same are one
+    assert len(list((out / "decoders").iterdir())) == 5  # base, wide and same are one; the residual score has none
     assert len(list((out / "quantizers").iterdir())) == 4  # semantic IDs are on the vectors of the base
-    assert len(searches) == 6  # base and same ask the same
+    assert len(searches) == 7  # base and same ask the same
 
     written = json.loads((out / "ablations.json").read_text())
     assert written["format"] == 2

@@ -357,6 +357,13 @@ def test_sizes_and_seeds_of_ablations_are_told_apart(tmp_path: Path, undrawn: No
     assert "### Table 4, parts: universal, 3 seeds\n" in markdown
 
 
+def test_tables_of_one_title_are_told_apart(tmp_path: Path, undrawn: None) -> None:
+    rows = [ablation("whole", 50, "reference"), ablation("else", 50, "reference", table_about="other parts")]
+    _, markdown = made([write_ablations(tmp_path / "run", rows)], tmp_path)
+    assert "### Table 4, parts: universal" in markdown
+    assert "### Table 4, other parts: universal" in markdown
+
+
 def test_ablations_of_an_earlier_format_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ablations.json").write_text(json.dumps({"format": 1, "quick": True, "rows": []}))
     with pytest.raises(BadData, match=r"format 1, but this version reads format 2"):
