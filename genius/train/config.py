@@ -95,6 +95,7 @@ class DecoderStageConfig(StageConfig):
     prefix: int = 16  # length of the prefix made from the query vector
     dropout: float = 0.1
     whole_vocabulary: bool = False  # normalise over the codes of all levels, as the published model does
+    start_table: str = "random"  # or token table from the "codebooks", or from unit code vectors as "published"
     residual_input: bool = True  # tell the layers what the codes before leave of the query; not in the paper
     residual_gain: float = 0.0  # of the residual score, a closed form that is added to the logits; not in the paper
     query_scale: float = 1.25  # of the query vector in residual scores and at the start of the residual input
@@ -142,6 +143,7 @@ AT_LEAST_ONE = (
 )  # fmt: skip
 ZERO_TO_ONE = ("derived_prompts", "unaugmented", "average", "decay", "dropout")
 POSITIVE = ("rate", "temperature", "epochs", "alpha")
+TABLES = ("random", "codebooks", "published")
 AUGMENTATIONS = ("interpolate", "published", "none")
 TUNINGS = ("full", "lora", "heads", "none")
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
@@ -164,6 +166,7 @@ def check(config: TrainConfig) -> None:
         ("[clip] tune", config.clip.tune, TUNINGS),
         ("[clip] precision", config.clip.precision, PRECISIONS),
         ("[quantizer] first_code", config.quantizer.first_code, FIRST_CODES),
+        ("[decoder] start_table", config.decoder.start_table, TABLES),
         ("[decoder] augmentation", config.decoder.augmentation, AUGMENTATIONS),
     ):
         if chosen not in known:

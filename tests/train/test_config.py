@@ -58,6 +58,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("[decoder]\nepochs = 0.0", r"\[decoder\] epochs is 0.0"),
         ("[quantizer]\nepochs = -1.0", r"\[quantizer\] epochs is -1.0"),
         ("[quantizer]\nfirst_code = 'given'", r"\[quantizer\] first_code is 'given'; choose one of modality, nearest"),
+        ("[decoder]\nstart_table = 'zeros'", r"start_table is 'zeros'; choose one of random, codebooks, published"),
         ("[decoder]\naugmentation = 'mixup'", "mixup.*choose one of interpolate"),
         ("[clip]\ntune = 'half'", r"\[clip\] tune is 'half'; choose one of full, lora, heads, none"),
         ("[clip]\nprecision = 'int8'", r"\[clip\] precision is 'int8'.*bf16"),

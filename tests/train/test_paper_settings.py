@@ -55,6 +55,7 @@ AUTHORS_CODE: dict[str, object] = {
     "quantizer.warmup": 0,
     "decoder.unaugmented": 0.0,
     "decoder.whole_vocabulary": True,
+    "decoder.start_table": "published",  # unit code vectors through a random linear map, times 100
     "decoder.weight_decay": 1e-4,
     "decoder.warmup": 500,
     "decoder.average": 0.0,
