@@ -9,7 +9,7 @@ from genius.networks.decoder import Decoder
 
 PUBLISHED_SCALE = 100 / 3**0.5
 """The authors multiply unit code vectors by 100 and by a random matrix (d_model, dim) of variance 1 / (3 dim); the map
-of `Decoder.init_table` has variance 1 / dim if d_model <= dim. For their 512 and 768 dimensions, rows have length 47."""
+of `init_table` has variance 1 / dim if d_model <= dim. With their 512 and 768 dimensions, rows have length 47."""
 
 
 def start_table(decoder: Decoder, codebooks: Sequence[Tensor], variant: str) -> None:
