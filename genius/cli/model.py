@@ -68,7 +68,7 @@ def model_onnx(model: Model, out: Out) -> None:
 
 @model_app.command("t5", epilog=examples("genius model t5 genius-clip genius-t5"))
 def model_t5(model: Model, out: Out) -> None:
-    """Export the decoder as a T5 model of transformers. Decoders with a linear head, such as mini's, are refused."""
+    """Export the decoder as a T5 model of transformers. Decoders with residual input or score are refused."""
     from genius.model.genius import Genius
     from genius.networks.t5 import save_t5
 

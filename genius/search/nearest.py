@@ -85,16 +85,19 @@ def _find(
     """The items of one query under the modalities of its front. after: (rows, codes) log-probabilities of level 2."""
     if (front.hi - front.lo).sum() <= count or trie.levels == 1:
         return Beams(front.lo, front.hi, front.score, 1)
+    products = vectors.table @ query
     left, parts = count, []
     for i in reversed(range(len(front.lo))):  # the most probable modality comes last and takes what the others leave
-        at = nearest(trie, (front.lo[i], front.hi[i]), query, vectors, halves, left // (i + 1))
+        at = nearest(trie, (front.lo[i], front.hi[i]), products, vectors, halves, left // (i + 1))
         left -= len(at)
         parts.append((at, front.score[i] + after[front.row[i]].take(trie.codes[1].take(at))))
     at, score = (np.concatenate(part) for part in zip(*reversed(parts), strict=True))
     return Beams(at, at + 1, score, 2)
 
 
-def nearest(trie: Trie, node: tuple[int, int], query: Floats, vectors: CodeVectors, halves: Floats, count: int) -> Ints:
+def nearest(
+    trie: Trie, node: tuple[int, int], products: Floats, vectors: CodeVectors, halves: Floats, count: int
+) -> Ints:
     """Sorted positions of `count` items with the highest residual scores, in ascending order.
 
     Follows the best nodes of each level until few enough items lie under them, then compares these by the other codes.
@@ -103,13 +106,13 @@ def nearest(trie: Trie, node: tuple[int, int], query: Floats, vectors: CodeVecto
     Args:
         trie: The IDs of the collection.
         node: The node [lo, hi) of level 1 to search.
-        query: (dim,) s z.
+        products: (codes,) s z.c of every code.
         vectors: The code vectors.
         halves: `CodeVectors.half_norms` of the items, by the caller's rows.
         count: Number of items.
     """
     lo, hi = np.array(node[:1]), np.array(node[1:])
-    products, bounds = vectors.table @ query, vectors.bounds
+    bounds = vectors.bounds
     row = trie.codes[0].take(lo)
     sums = vectors.table[row]  # (nodes, dim) q of each node
     dot, half = products[row], vectors.halves[row]  # (nodes,) s z.q and |q|^2 / 2

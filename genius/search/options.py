@@ -29,9 +29,9 @@ class SearchOptions:
     Attributes:
         k: Number of hits per query.
         mode: "generate" ranks IDs by log-probability (the paper's GENIUS). "rerank" ranks the items under the
-            generated IDs by similarity (GENIUS^R). "fast" stops decoding once at most `budget` items lie under the
-            beams and ranks all of them by similarity.
-        beam: Number of IDs decoded at once. Values below `k` act as `k`.
+            generated IDs by similarity (GENIUS^R). "fast" leaves the modality to the decoder, takes
+            the `budget` items of it that are nearest to the query by their codes, and ranks these by similarity.
+        beam: Number of IDs decoded at once, not used in mode "fast". Values below `k` act as `k`.
         budget: Maximum number of items ranked by similarity in mode "fast". Values below `k` act as `k`. None: see
             `automatic_budget`.
         where: SQL filter on id, text, modality and metadata, such as "lang = 'en' AND year >= 2000".

@@ -215,15 +215,13 @@ class Searcher:
 
     def _branches(self, beams: Beams) -> list[Branch]:
         """The prefixes of IDs that were decided, best first, with the number of items found under each."""
-        prefixes, first, number = np.unique(
-            self.trie.codes[: beams.level, beams.lo], axis=1, return_index=True, return_inverse=True
-        )
-        items = np.bincount(number, weights=beams.hi - beams.lo, minlength=len(first)).astype(np.int64)
-        logprob = beams.logprob[first]
-        return [
-            Branch(tuple(prefixes[:, i].tolist()), float(logprob[i]), int(items[i]))
-            for i in np.lexsort((first, -logprob)).tolist()
-        ]
+        codes = self.trie.codes[: beams.level, beams.lo]
+        # Ranges of one prefix stand side by side.
+        starts = np.flatnonzero(np.append(len(beams) > 0, (codes[:, 1:] != codes[:, :-1]).any(axis=0)))
+        items = np.add.reduceat(beams.hi - beams.lo, starts) if len(starts) else starts
+        best = np.argsort(-beams.logprob[starts], kind="stable")
+        prefixes, logprob = codes[:, starts[best]].T.tolist(), beams.logprob[starts[best]].tolist()
+        return [Branch(*one) for one in zip(map(tuple, prefixes), logprob, items[best].tolist(), strict=True)]
 
 
 def codebooks_of(decoder: DecoderRuntime) -> list[np.ndarray]:

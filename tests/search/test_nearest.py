@@ -58,7 +58,8 @@ def test_nearest_are_the_highest_residual_scores(
     trie, books, query = Trie(codes), codebooks_of(engine_of(seed)), queries_of(1, seed)[0]
     modality = data.draw(st.sampled_from(sorted(set(codes[:, 0].tolist()))))
     inside = np.flatnonzero(trie.codes[0] == modality)
-    got = nearest(trie, (inside[0], inside[-1] + 1), query, *vectors_of(books, codes), count)
+    vectors, halves = vectors_of(books, codes)
+    got = nearest(trie, (inside[0], inside[-1] + 1), vectors.table @ query, vectors, halves, count)
     assert len(set(got.tolist())) == len(got) == min(count, len(inside))
     assert np.isin(got, inside).all()
     total = np.array([slow_score(books, query, item) for item in trie.ids(np.arange(len(trie))).tolist()])
@@ -83,7 +84,7 @@ def test_nearest_follows_the_best_nodes_of_a_large_collection() -> None:
     decoded = vectors.decode(table)
     total = decoded @ query - np.square(decoded).sum(1) / 2
     for count, share in ((50, 0.75), (2 * MANY, 0.95)):  # many: some are dropped early
-        got = nearest(trie, (0, len(trie)), query, vectors, halves, count)
+        got = nearest(trie, (0, len(trie)), vectors.table @ query, vectors, halves, count)
         assert len(set(got.tolist())) == count
         assert np.isin(np.argsort(-total)[:count], trie.order[got]).mean() > share
 
