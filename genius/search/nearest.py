@@ -16,12 +16,13 @@ from genius.search.trie import Trie, concatenate_ranges
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+QUERY_SCALE = 2.5  # s; larger than in a decoder, since a query lies further from its answers than a code from its item
 QUERIES = 128  # queries that the decoder reads at once
 COMPARED = 16  # items compared by all their codes for each item that is wanted
-EARLY, KEPT = 5, 3  # after this number of further levels, this number is left for each item that is wanted
+EARLY, KEPT = 7, 3  # after this number of further levels, this number is left for each item that is wanted
 MANY = 512  # items wanted, from which on it pays to drop others early
 SAMPLED = 16  # one in this number of scores tells which items to drop
-MIN_NODES = 32  # nodes of a level that are followed at least
+MIN_NODES = 64  # nodes of a level that are followed at least
 
 
 def nearest_search(
@@ -60,7 +61,7 @@ def nearest_search(
     queries = np.ascontiguousarray(z, dtype=np.float32)
     first_codes = np.full(len(queries), -1) if targets is None else np.asarray(targets, np.int64)
     check_search(decoder, trie, queries, count)
-    scaled = np.float32(decoder.config.query_scale) * queries
+    scaled = np.float32(QUERY_SCALE) * queries
     roots, ends, codes = trie.roots
     possible = (first_codes[:, None] < 0) | (first_codes[:, None] == codes)  # (q, roots)
     few = possible @ (ends - roots) <= count

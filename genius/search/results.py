@@ -97,7 +97,7 @@ class Branch:
     Attributes:
         codes: The codes decided so far.
         logprob: Their summed log-probability.
-        items: Number of items whose IDs start with these codes.
+        items: Number of candidates whose IDs start with these codes. In mode "fast" the index may have more such items.
     """
 
     codes: tuple[int, ...]

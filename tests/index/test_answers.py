@@ -47,11 +47,11 @@ def test_an_answer_has_the_hits_of_a_search_and_the_way_to_them(index, codes, mo
         )
         for branch in answer.branches:
             having = [id for id, row in codes.items() if row[: len(branch.codes)] == branch.codes]
-            assert branch.items == len(having) > 0
+            assert 0 < branch.items <= len(having)
+            assert branch.items == len(having) or mode == "fast"  # which takes the nearest of them
         under = sum(branch.items for branch in answer.branches)
-        assert len(answer.hits) <= under <= answer.candidates <= len(index)
+        assert len(answer.hits) <= under == answer.candidates <= len(index)
         if mode == "generate":
-            assert answer.candidates == under
             assert answer.hits[0].codes[: len(answer.branches[0].codes)] == answer.branches[0].codes
 
 

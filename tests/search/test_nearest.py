@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from genius.errors import GeniusError
 from genius.model.decoder_runtime import DecoderRuntime
-from genius.search.nearest import MANY, nearest, nearest_search
+from genius.search.nearest import MANY, QUERY_SCALE, nearest, nearest_search
 from genius.search.rerank import CodeVectors
 from genius.search.searcher import codebooks_of
 from genius.search.trie import Trie
@@ -109,7 +109,7 @@ def test_the_budget_goes_to_the_nearest_items_of_the_kept_modalities(
     there = sorted(set(codes[allowed, 0].tolist()), key=lambda code: -first[code])
     for modality in there:  # of each modality, the nearest
         inside = np.flatnonzero(codes[:, 0] == modality)
-        total = [slow_score(books, np.float32(1.25) * z[0], item) for item in codes[inside].tolist()]
+        total = [slow_score(books, np.float32(QUERY_SCALE) * z[0], item) for item in codes[inside].tolist()]
         mine = [one for row, one in zip(inside, total, strict=True) if row in rows]
         np.testing.assert_allclose(sorted(mine, reverse=True), sorted(total, reverse=True)[: len(mine)], atol=1e-4)
         likely = target >= 0 or first[modality] >= ratio * first[there[0]] * (1 + 1e-6)
