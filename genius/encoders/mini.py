@@ -27,16 +27,16 @@ from genius.runtime.threads import over_blocks, thread_count
 BLOCK = 64  # images that are stacked at once
 STORED_KEYS = {"image_pool_queries": "image_glances", "text_pool_queries": "text_glances"}
 """Fields of `HeadsConfig` that have another key in a model folder. Keys are part of every model's fingerprint."""
+OLDER = {"int8_text": False}
+"""Values of settings that older model folders lack. They are not stored, so that those keep their fingerprints."""
 
 
 class MiniEncoder:
     """Heads on two frozen backbones, each loaded when it is first needed.
 
     Args:
-        config: Shape of the heads.
+        config: Shape of the heads. They fit the text backbone that they were trained on, in eight bits or in float32.
         heads: Their weights, float32, by the names of `genius.networks.heads.Heads`.
-        int8: Round the linear layers of the text backbone to eight bits. Texts are then encoded nearly twice as fast;
-            Recall@5 of single tasks changes by up to about one point. Use it for items and queries alike.
 
     Raises:
         BadModel: The weights do not fit the configuration.
@@ -45,12 +45,12 @@ class MiniEncoder:
     kind = "mini"
     joint = False
 
-    def __init__(self, config: HeadsConfig, heads: Weights, int8: bool = False) -> None:
+    def __init__(self, config: HeadsConfig, heads: Weights) -> None:
         for name, shape in head_shapes(config).items():
             if name not in heads or heads[name].shape != shape:
                 found = f"of shape {heads[name].shape}" if name in heads else "missing"
                 raise BadModel(f"The weights {name!r} of the encoder's heads are {found}; {shape} is needed.")
-        self.heads_config, self.heads, self.int8 = config, heads, int8
+        self.heads_config, self.heads = config, heads
         self.dim = config.dim
         self.threads = thread_count()
 
@@ -58,12 +58,12 @@ class MiniEncoder:
     def from_state(cls, config: dict[str, Any], state: dict[str, np.ndarray], device: str = "cpu") -> "MiniEncoder":
         """Restore from a stored configuration and weights. The device is always the CPU."""
         fields = {stored: name for name, stored in STORED_KEYS.items()}
-        shape = HeadsConfig(**{fields.get(k, k): v for k, v in config.items() if k != "kind"})
+        shape = HeadsConfig(**OLDER | {fields.get(k, k): v for k, v in config.items() if k != "kind"})
         return cls(shape, {name.replace("_glances.", "_pool."): value for name, value in state.items()})
 
     def config(self) -> dict[str, Any]:
         """See `Encoder.config`."""
-        fields = asdict(self.heads_config)
+        fields = {name: value for name, value in asdict(self.heads_config).items() if OLDER.get(name) != value}
         return {"kind": self.kind} | {STORED_KEYS.get(name, name): value for name, value in fields.items()}
 
     def state(self) -> dict[str, np.ndarray]:
@@ -77,7 +77,7 @@ class MiniEncoder:
     @cached_property
     def _text_session(self) -> onnxruntime.InferenceSession:
         # One thread: batches run side by side, and the threads within one would wait for each other at each operator.
-        return text_model(self.heads, self.dim, self.int8).session(threads=1)
+        return text_model(self.heads, self.heads_config).session(threads=1)
 
     @cached_property
     def _words(self) -> WordPieces:
@@ -120,12 +120,12 @@ class MiniEncoder:
         return out
 
 
-def text_model(heads: Weights, dim: int, int8: bool) -> Model:
+def text_model(heads: Weights, config: HeadsConfig) -> Model:
     """The ONNX model of the text network: ids (n, tokens) int64 -> vectors (n, dim)."""
     g = Graph()
-    states = write_states(g, BackboneWeights(minilm.WEIGHTS), int8)
+    states = write_states(g, BackboneWeights(minilm.WEIGHTS), config.int8_text)
     g.node("Identity", write_text_head(g, states, heads), output="vectors")
-    return g.model(minilm.IDS, {"vectors": ["n", dim]})
+    return g.model(minilm.IDS, {"vectors": ["n", config.dim]})
 
 
 def image_model(heads: Weights, dim: int) -> Model:

@@ -127,12 +127,12 @@ class TokenStates:
 
 
 class MiniLM:
-    """The backbone without a head, in float32: what training caches."""
+    """The backbone without a head, for training. int8: its linear layers are rounded to eight bits."""
 
-    def __init__(self) -> None:
+    def __init__(self, int8: bool = False) -> None:
         self.words = WordPieces()
         g = Graph()
-        g.node("Identity", write_states(g, BackboneWeights(WEIGHTS)), output="states")
+        g.node("Identity", write_states(g, BackboneWeights(WEIGHTS), int8), output="states")
         self.session = g.model(IDS, {"states": ["n", "tokens", WIDTH]}).session(threads=1)
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:

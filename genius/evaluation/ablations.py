@@ -280,7 +280,7 @@ def encode_all(model: Genius, texts: list[str], images: list[str], cache: Path, 
     if not isinstance(encoder, MiniEncoder):
         rows = text_rows(encoder, texts, cache, threads, console)
         return FrozenVectors(rows, image_rows(encoder, images, cache, threads, console))
-    states = text_features(texts, cache, console)
+    states = text_features(texts, cache, encoder.heads_config.int8_text, console)
     features = ImageFeatures(images, cache, 0, threads, console)
     with console.status("vectors"):
         heads = Heads.of(encoder)

@@ -136,6 +136,9 @@ class Decoder(nn.Module):
             with torch.no_grad():  # the input starts as the residual s z - q, in the space of `init_table`
                 self.sum_input.weight.copy_(START_SCALE * orthogonal_map(d, config.dim))
                 self.query_input.weight.copy_(config.query_scale * self.sum_input.weight)
+                for block in self.blocks:  # start near the residual, to which the layers add
+                    for out in (block.self_out, block.cross_out, block.ff_out):
+                        out.weight.mul_(BRANCH_SCALE)
         starts = torch.from_numpy(config.row_bounds()[:-1])
         self.register_buffer("starts", starts, persistent=False)  # (levels,) table row of each level's code 0
         self.register_buffer("codebooks", torch.zeros(config.vocabulary, config.dim), persistent=False)

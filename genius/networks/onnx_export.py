@@ -234,7 +234,7 @@ def _mini_files(encoder: MiniEncoder) -> Files:
     """Backbones and heads in one file each; the texts of a batch have the same number of tokens."""
     return {
         "encoder_image": image_model(encoder.heads, encoder.dim).to_bytes(),
-        "encoder_text": text_model(encoder.heads, encoder.dim, int8=False).to_bytes(),
+        "encoder_text": text_model(encoder.heads, encoder.heads_config).to_bytes(),
     }
 
 

@@ -99,11 +99,14 @@ class DecoderStageConfig(StageConfig):
     residual_input: bool = True  # tell the layers what the codes before leave of the query; not in the paper
     residual_gain: float = 0.0  # of the residual score, a closed form that is added to the logits; not in the paper
     query_scale: float = 1.25  # of the query vector in residual scores and at the start of the residual input
+    teacher: str = "distil"  # scores of the residual and of exact search; "none": labels, Eq. 10; "both": the sum
+    items: int = 4  # IDs scored for each query in distillation
+    sharpness: float = 10.0  # these items are drawn in proportion to exp(sharpness * similarity)
     unaugmented: float = 0.5  # share of the queries that are trained on without augmentation
     augmentation: str = "interpolate"  # Eq. 11; "published": per dimension, square roots; "none"
     alpha: float = 2.0  # the weight of Eq. 11 is drawn from Beta(alpha, alpha)
     epochs: float = 8.0
-    batch: int = 256
+    batch: int = 256  # IDs scored in a step
     warmup: int = 200
     average: float = 0.999  # see `ClipStageConfig`
     balance: float = 0.7
@@ -139,11 +142,12 @@ class TrainConfig:
 
 
 AT_LEAST_ONE = (
-    "steps", "batch", "mix", "views", "validate_every", "codes_per_level", "levels", "sample", "code_beams", "rank"
+    "steps", "batch", "mix", "views", "validate_every", "codes_per_level", "levels", "sample", "code_beams", "rank", "items"
 )  # fmt: skip
 ZERO_TO_ONE = ("derived_prompts", "unaugmented", "average", "decay", "dropout")
-POSITIVE = ("rate", "temperature", "epochs", "alpha")
+POSITIVE = ("rate", "temperature", "epochs", "alpha", "sharpness")
 TABLES = ("random", "codebooks", "published")
+TEACHERS = ("none", "distil", "both")
 AUGMENTATIONS = ("interpolate", "published", "none")
 TUNINGS = ("full", "lora", "heads", "none")
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
@@ -167,6 +171,7 @@ def check(config: TrainConfig) -> None:
         ("[clip] precision", config.clip.precision, PRECISIONS),
         ("[quantizer] first_code", config.quantizer.first_code, FIRST_CODES),
         ("[decoder] start_table", config.decoder.start_table, TABLES),
+        ("[decoder] teacher", config.decoder.teacher, TEACHERS),
         ("[decoder] augmentation", config.decoder.augmentation, AUGMENTATIONS),
     ):
         if chosen not in known:

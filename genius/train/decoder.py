@@ -15,9 +15,11 @@ from genius.search.trie import Trie
 from genius.train.batches import PairStage
 from genius.train.config import DecoderStageConfig
 from genius.train.data import StageVectors, TrainingData
+from genius.train.distillation import Distillation
 from genius.train.loop import step_rng
 from genius.train.losses import augment, id_loss
 from genius.train.quantizer import fuse_rows
+from genius.train.token_table import start_table
 from genius.train.validation import AT, with_mean
 
 VALIDATION_QUERIES = 100  # per task
@@ -86,7 +88,9 @@ class DecoderStage(PairStage):
             )
         )
         self.decoder.init_codebooks(scheme.codebooks)
+        start_table(self.decoder, scheme.codebooks, config.start_table)
         self.groups = [self.group(list(self.decoder.parameters()))]
+        self.distillation = Distillation(self.pairs, data.train, self.codes, self._fuse, config, seed)
 
     def _fuse(self, text: np.ndarray, image: np.ndarray) -> Tensor:
         """Fused vectors (n, d), computed for every batch: millions of them would not fit into memory."""
@@ -102,16 +106,28 @@ class DecoderStage(PairStage):
         return codes
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
+        """Eq. 10, distillation, or the sum of both."""
+        rng = step_rng(self.seed, self.name, step)
+        losses, metrics = [], {}
+        if self.config.teacher != "distil":
+            hard = self._label_loss(rng)
+            losses.append(hard)
+            metrics["labels"] = float(hard.detach())
+        if self.config.teacher != "none":
+            distilled, parts = self.distillation.loss(self.decoder, step, rng)
+            losses.append(distilled)
+            metrics |= parts
+        return torch.stack(losses).sum(), metrics
+
+    def _label_loss(self, rng: np.random.Generator) -> Tensor:
         """Eq. 10. A share of the queries is not augmented: the decoder must answer queries as they are."""
         config, train = self.config, self.data.train
-        rng = step_rng(self.seed, self.name, step)
         queries, targets = self.pairs.draw(rng, config.batch)
         z_q = self._fuse(self.pairs.text[queries], self.pairs.image[queries])
         z_c = self._fuse(train.text[targets], train.image[targets])
         unaugmented = torch.from_numpy(rng.random((len(queries), 1)) < config.unaugmented)
         z = torch.where(unaugmented, z_q, augment(z_q, z_c, config.augmentation, config.alpha, rng))
-        log_probs = self.decoder(z, self.codes[targets])
-        return id_loss(log_probs), {"first": -float(log_probs[:, 1].detach().mean())}
+        return id_loss(self.decoder(z, self.codes[targets]))
 
     def validate(self) -> dict[str, float]:
         """Recall@5 of mode `generate` on some queries of each task (any hit, %)."""

@@ -141,13 +141,13 @@ def _view(image: Image.Image, view: int, row: int) -> np.ndarray:
     return to_pixels(ImageOps.mirror(crop) if rng.random() < 0.5 else crop)
 
 
-def text_features(texts: Sequence[str], cache: Path, console: Console) -> TokenStates:
-    """Token states of all texts, cached on disk."""
-    backbone = MiniLM()
+def text_features(texts: Sequence[str], cache: Path, int8: bool, console: Console) -> TokenStates:
+    """Token states of all texts, cached on disk. int8: see `MiniLM`."""
+    backbone = MiniLM(int8)
     ids = backbone.tokenize(texts)
     batches, offsets = backbone.plan(ids)
     shapes: dict[str, tuple[int, ...]] = {"states": (int(offsets[-1]), WIDTH)}
-    folder = cache / _folder_name(f"texts-{MAX_TOKENS}", texts)
+    folder = cache / _folder_name(f"texts-{MAX_TOKENS}{'-int8' if int8 else ''}", texts)
     with _Cache(folder, shapes, console) as store, progress_bar(console) as progress:
         states = store.arrays["states"]
         bar = progress.add_task("texts", total=len(texts), note="")

@@ -122,7 +122,7 @@ def _train_mini(
 ) -> tuple[MiniEncoder, FrozenVectors]:
     """Stage 1 of `mini`: the encoder, and its vectors of everything in `data`."""
     with times("features"):
-        texts = text_features(data.texts.names, cache, console)
+        texts = text_features(data.texts.names, cache, config.heads.int8_text, console)
         views = [
             ImageFeatures(data.images.names, cache, view, torch.get_num_threads(), console)
             for view in range(config.encoder.views)
