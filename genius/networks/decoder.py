@@ -21,6 +21,7 @@ from genius.networks.arrays import arrays
 
 START_SCALE = 16.0  # of code vectors in the token table and of the residual input, before training
 TOKEN_SCALE = 0.1  # weight of the last token in the residual input, before training
+BRANCH_SCALE = 0.1  # of the layers' outputs beside the residual input, before training
 
 
 def orthogonal_map(outputs: int, inputs: int) -> Tensor:

@@ -52,11 +52,11 @@ class ClipStageConfig(StageConfig):
 class EncoderStageConfig(StageConfig):
     """Stage 1, Eq. 2, for `mini`."""
 
-    steps: int = 2000
+    steps: int = 3000
     weight_decay: float = 0.05
     temperature: float = 0.05  # tau of Eq. 2; the paper's 0.01 is for CLIP, whose vectors are aligned from the start
     average: float = 0.995  # see `ClipStageConfig`
-    views: int = 1  # of each training image: the whole image, then crops
+    views: int = 4  # of each training image: the whole image, then crops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class QuantizerStageConfig(StageConfig):
     rq_mean: bool = False  # L_rq is the mean over levels, as in the authors' code, instead of the sum of Eq. 7
     temperature: float = 0.05  # tau of Eq. 3
     decay: float = 0.99  # of the moving averages that the codebooks follow
-    code_beams: int = 1  # beams kept while the final codes of an item are chosen
+    code_beams: int = 8  # beams kept while the final codes of an item are chosen
     sample: int = 65536  # vectors used by k-means at the start
     steps: int = 800
     epochs: float = 0.0  # passes over the training queries; 0: as many steps as `steps` says
@@ -88,14 +88,14 @@ class DecoderStageConfig(StageConfig):
     """Stage 3, Eqs. 9 to 11. The paper: T5-small (512, 6 layers, 8 heads, 2048), prefix 30, 30 epochs, rate 1e-4."""
 
     d_model: int = 256
-    layers: int = 3
+    layers: int = 2
     heads: int = 8
     d_kv: int = 32  # width of each head
-    d_ff: int = 1024
-    prefix: int = 16  # length of the prefix made from the query vector
-    dropout: float = 0.1
+    d_ff: int = 512
+    prefix: int = 4  # length of the prefix made from the query vector
+    dropout: float = 0.0
     whole_vocabulary: bool = False  # normalise over the codes of all levels, as the published model does
-    start_table: str = "random"  # or token table from the "codebooks", or from unit code vectors as "published"
+    start_table: str = "codebooks"  # token table from code vectors, from unit ones as "published", or "random"
     residual_input: bool = True  # tell the layers what the codes before leave of the query; not in the paper
     residual_gain: float = 0.0  # of the residual score, a closed form that is added to the logits; not in the paper
     query_scale: float = 1.25  # of the query vector in residual scores and at the start of the residual input
@@ -105,13 +105,14 @@ class DecoderStageConfig(StageConfig):
     unaugmented: float = 0.5  # share of the queries that are trained on without augmentation
     augmentation: str = "interpolate"  # Eq. 11; "published": per dimension, square roots; "none"
     alpha: float = 2.0  # the weight of Eq. 11 is drawn from Beta(alpha, alpha)
-    epochs: float = 8.0
-    batch: int = 256  # IDs scored in a step
-    warmup: int = 200
+    epochs: float = 5.0  # IDs scored in all, as a multiple of the training queries
+    batch: int = 128  # IDs scored in a step
+    rate: float = 1.5e-3
+    warmup: int = 100
     average: float = 0.999  # see `ClipStageConfig`
     balance: float = 0.7
     mix: int = 64
-    validate_every: int = 839
+    validate_every: int = 1000
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ class DecoderStage(PairStage):
             )
         )
         self.decoder.init_codebooks(scheme.codebooks)
-        start_table(self.decoder, scheme.codebooks, config.start_table)
+        if config.layers:
+            start_table(self.decoder, scheme.codebooks, config.start_table)
         self.groups = [self.group(list(self.decoder.parameters()))]
         self.distillation = Distillation(self.pairs, data.train, self.codes, self._fuse, config, seed)
 

@@ -25,7 +25,7 @@ CANDIDATES = 4096  # that items are drawn from
 REFRESH = 25  # steps for which the same candidates are drawn from
 QUERY_KINDS = (0.4, 0.3, 0.15, 0.15)  # shares of the kinds of queries, see `Distillation.queries`
 NOISE = (0.2, 1.2)  # norm of the noise that is added to a candidate
-PATH_WEIGHT, MODALITY_WEIGHT = 1.0, 0.3
+PATH_WEIGHT, MODALITY_WEIGHT = 0.3, 0.3
 
 
 @dataclass

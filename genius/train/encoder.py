@@ -17,6 +17,7 @@ from genius.train.losses import contrastive_loss
 from genius.train.validation import embedding_recall
 
 IMAGE_BLOCK = 512
+WHOLE = 0.5  # share of the training images that are seen whole, where there are crops of them
 
 
 class EncoderStage(PairStage):
@@ -65,7 +66,8 @@ class EncoderStage(PairStage):
 
     def _features(self, image: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
         """Features of images, each in a random view."""
-        view = rng.integers(len(self.views), size=len(image))
+        crop = rng.integers(1, max(2, len(self.views)), size=len(image))
+        view = np.where((rng.random(len(image)) < WHOLE) | (len(self.views) == 1), 0, crop)
         out = []
         for name in ("map", "pooled", "logits"):
             values = np.empty((len(image), *getattr(self.views[0], name).shape[1:]), dtype=np.float32)

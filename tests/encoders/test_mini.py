@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,7 @@ def test_images_beyond_a_block_and_none_at_all(
 
 @torch.inference_mode()
 def test_the_graphs_are_backbones_and_heads_in_torch(mini: MiniEncoder, inputs: list[Prepared]) -> None:
-    heads, bare = Heads.of(mini), MiniEncoder(mini.heads_config, mini.heads, int8=False)
+    heads, bare = Heads.of(mini), MiniEncoder(replace(mini.heads_config, int8_text=False), mini.heads)
     pixels = np.stack([given.pixels for given in inputs if given.pixels is not None])
     image = heads.encode_image(*efficientnet_features(torch.from_numpy(pixels)))
     got = bare.encode(inputs)
@@ -167,7 +168,8 @@ def test_eight_bits_are_near_32() -> None:
     assert isinstance(encoder, MiniEncoder)
     inputs = [Prepared(None, text) for text in SENTENCES]
     exact, near = (
-        MiniEncoder(encoder.heads_config, encoder.heads, int8).encode(inputs).embedding() for int8 in (False, True)
+        MiniEncoder(replace(encoder.heads_config, int8_text=int8), encoder.heads).encode(inputs).embedding()
+        for int8 in (False, True)
     )
     cosines = (exact * near).sum(axis=1)
     assert cosines.min() > 0.997
@@ -178,7 +180,7 @@ def test_eight_bits_are_near_32() -> None:
 
 def test_a_vector_in_eight_bits_depends_on_no_other_text(mini: MiniEncoder) -> None:
     """Also beside texts of the same length with far larger states."""
-    mini = MiniEncoder(mini.heads_config, mini.heads, int8=True)
+    mini = MiniEncoder(replace(mini.heads_config, int8_text=True), mini.heads)
     texts = [*SENTENCES, "", "z" * 90, "猫がソファで眠っている 🐈", "word " * 300]
     together = mini.encode([Prepared(None, text) for text in texts * 5]).text
     alone = np.concatenate([mini.encode([Prepared(None, text)]).text for text in texts])
@@ -195,7 +197,7 @@ def test_padded_training_batches_give_the_same_text_vectors(mini: MiniEncoder, m
     with torch.inference_mode():
         batch = heads.encode_text(*padded(states, np.arange(4))).numpy()
     np.testing.assert_allclose(batch, encode_states(heads, states), atol=1e-5)
-    plain = MiniEncoder(mini.heads_config, mini.heads, int8=False)
+    plain = MiniEncoder(replace(mini.heads_config, int8_text=False), mini.heads)
     np.testing.assert_allclose(batch, plain.encode([Prepared(None, text) for text in texts]).text, atol=1e-5)
 
 

@@ -162,7 +162,7 @@ def in_small_batches(minilm: MiniLM, monkeypatch: pytest.MonkeyPatch) -> MiniLM:
 
 
 def test_token_states_are_those_of_the_backbone(in_small_batches: MiniLM, tmp_path: Path) -> None:
-    made = text_features(TEXTS, tmp_path, QUIET)
+    made = text_features(TEXTS, tmp_path, False, QUIET)
     expected = in_small_batches.states(TEXTS)
     np.testing.assert_array_equal(made.offsets, expected.offsets)
     np.testing.assert_allclose(made.states, expected.states, atol=4e-3)
@@ -172,7 +172,7 @@ def test_token_states_are_those_of_the_backbone(in_small_batches: MiniLM, tmp_pa
 def test_interrupted_texts_go_on_where_they_stopped(
     in_small_batches: MiniLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = text_features(TEXTS, tmp_path / "whole", QUIET)
+    whole = text_features(TEXTS, tmp_path / "whole", False, QUIET)
     batches = len(in_small_batches.plan(in_small_batches.tokenize(TEXTS))[0])
     assert batches > 36
     fill, calls = MiniLM.fill, 0
@@ -187,13 +187,13 @@ def test_interrupted_texts_go_on_where_they_stopped(
 
     monkeypatch.setattr(MiniLM, "fill", deadly)
     with pytest.raises(Killed):
-        text_features(TEXTS, tmp_path / "cut", QUIET)
+        text_features(TEXTS, tmp_path / "cut", False, QUIET)
     calls = -(10**6)
-    resumed = text_features(TEXTS, tmp_path / "cut", QUIET)
+    resumed = text_features(TEXTS, tmp_path / "cut", False, QUIET)
     assert calls + 10**6 == batches - 32  # written down after every 32 batches
     np.testing.assert_array_equal(resumed.states, whole.states)
     calls = 35  # the next would be deadly
-    np.testing.assert_array_equal(text_features(TEXTS, tmp_path / "cut", QUIET).states, whole.states)
+    np.testing.assert_array_equal(text_features(TEXTS, tmp_path / "cut", False, QUIET).states, whole.states)
 
 
 # Vectors of a whole encoder

@@ -70,12 +70,15 @@ OURS: dict[str, object] = {
     # Parts that the paper does not have
     "decoder.residual_input": False,
     "decoder.residual_gain": 0.0,
+    "decoder.teacher": "none",
 }
 FREE = {
     "quantizer.steps",  # epochs take its place
     "quantizer.validate_every",
     "decoder.validate_every",
     "decoder.query_scale",
+    "decoder.items",
+    "decoder.sharpness",
 }
 """Settings that do not change what is trained."""
 
