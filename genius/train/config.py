@@ -143,7 +143,8 @@ class TrainConfig:
 
 
 AT_LEAST_ONE = (
-    "steps", "batch", "mix", "views", "validate_every", "codes_per_level", "levels", "sample", "code_beams", "rank", "items"
+    "steps", "batch", "mix", "views", "validate_every", "codes_per_level", "levels", "sample", "code_beams", "rank",
+    "items",
 )  # fmt: skip
 ZERO_TO_ONE = ("derived_prompts", "unaugmented", "average", "decay", "dropout")
 POSITIVE = ("rate", "temperature", "epochs", "alpha", "sharpness")

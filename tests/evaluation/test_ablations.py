@@ -20,7 +20,6 @@ from genius.cli.evaluation import ABLATION_TABLES
 from genius.data.images import load_image
 from genius.data.items import Item
 from genius.encoders.base import Prepared, Vectors
-from genius.encoders.mini import MiniEncoder
 from genius.errors import BadData, GeniusError
 from genius.evaluation import ablation_rows
 from genius.evaluation import ablations as module

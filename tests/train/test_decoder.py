@@ -1,6 +1,7 @@
 """Query augmentation, Eq. 11, and its published variant; IDs and vectors of the pairs that are trained on."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from genius.train.batches import tensor_pair
 from genius.train.config import DecoderStageConfig, QuantizerStageConfig
 from genius.train.data import FrozenVectors
 from genius.train.decoder import DecoderStage
+from genius.train.distillation import MODALITY_WEIGHT, PATH_WEIGHT
 from genius.train.loop import step_rng
 from genius.train.losses import augment
 from genius.train.quantizer import QuantizerStage
@@ -79,12 +81,14 @@ def make_data(candidates: int) -> SimpleNamespace:
     return SimpleNamespace(train=train, val=SplitData([few], list("abcdefghi"), text[:9], image[:9]))
 
 
-def make_stages(data: SimpleNamespace, vectors: FrozenVectors) -> tuple[QuantizerStage, DecoderStage]:
+def make_stages(
+    data: SimpleNamespace, vectors: FrozenVectors, settings: DecoderStageConfig = SMALL
+) -> tuple[QuantizerStage, DecoderStage]:
     config = QuantizerStageConfig(codes_per_level=4, levels=2, fusion_hidden=8, batch=16, sample=2048)
     coded = QuantizerStage(data, vectors, config, 0)  # type: ignore[arg-type]
     coded.start()
     coded.module.eval()
-    return coded, DecoderStage(data, vectors, coded.fusion, coded.quantizer, SMALL, 0)  # type: ignore[arg-type]
+    return coded, DecoderStage(data, vectors, coded.fusion, coded.quantizer, settings, 0)  # type: ignore[arg-type]
 
 
 def random_rows(rows: int, dim: int) -> np.ndarray:
@@ -107,7 +111,8 @@ def test_targets_have_the_ids_that_the_quantizer_gives_them(monkeypatch: pytest.
 
 def test_the_loss_is_eq_10_on_fused_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantizer, "FUSE_BLOCK", 5)
-    coded, stage = make_stages(make_data(60), FrozenVectors(random_rows(61, 8), random_rows(61, 8)))
+    vectors = FrozenVectors(random_rows(61, 8), random_rows(61, 8))
+    coded, stage = make_stages(make_data(60), vectors, replace(SMALL, teacher="none"))
     stage.module.eval()
     loss, _ = stage.loss(3)
     rng = step_rng(0, "decoder", 3)
@@ -118,6 +123,21 @@ def test_the_loss_is_eq_10_on_fused_queries(monkeypatch: pytest.MonkeyPatch) -> 
     z = torch.where(unaugmented, z_q, augment(z_q, z_c, "interpolate", 2.0, rng))
     expected = -stage.decoder(z, stage.codes[targets]).sum(dim=1).mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_both_losses_are_added() -> None:
+    vectors = FrozenVectors(random_rows(61, 8), random_rows(61, 8))
+    losses = {}
+    for teacher in ("none", "distil", "both"):
+        _, stage = make_stages(make_data(60), vectors, replace(SMALL, teacher=teacher))
+        stage.module.eval()
+        losses[teacher] = stage.loss(3)
+    labels, distilled = losses["none"][1], losses["distil"][1]
+    assert labels["labels"] == pytest.approx(losses["none"][0].item())
+    parts = losses["both"][1]
+    assert parts.keys() == labels.keys() | distilled.keys()
+    distillation = parts["levels"] + PATH_WEIGHT * parts["paths"] + MODALITY_WEIGHT * parts["modality"]
+    assert losses["both"][0].item() == pytest.approx(parts["labels"] + distillation, rel=1e-5)
 
 
 STATUS = Path("/proc/self/status")

@@ -156,7 +156,7 @@ TEXTS = [f"{'word ' * (n % 3 + 6)}number {n}" for n in range(60)]
 
 @pytest.fixture
 def in_small_batches(minilm: MiniLM, monkeypatch: pytest.MonkeyPatch) -> MiniLM:
-    monkeypatch.setattr(features, "MiniLM", lambda: minilm)
+    monkeypatch.setattr(features, "MiniLM", lambda int8: minilm)
     monkeypatch.setattr("genius.encoders.minilm.TOKENS_A_BATCH", 16)
     return minilm
 
