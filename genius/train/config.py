@@ -105,9 +105,9 @@ class DecoderStageConfig(StageConfig):
     unaugmented: float = 0.5  # share of the queries that are trained on without augmentation
     augmentation: str = "interpolate"  # Eq. 11; "published": per dimension, square roots; "none"
     alpha: float = 2.0  # the weight of Eq. 11 is drawn from Beta(alpha, alpha)
-    epochs: float = 5.0  # IDs scored in all, as a multiple of the training queries
+    epochs: float = 8.0  # IDs scored in all, as a multiple of the training queries
     batch: int = 128  # IDs scored in a step
-    rate: float = 1.5e-3
+    rate: float = 1e-3
     warmup: int = 100
     average: float = 0.999  # see `ClipStageConfig`
     balance: float = 0.7
