@@ -47,7 +47,7 @@ TABLES = {
     "Supplement, Table 7": 4,
     "Supplement, Table 8": 2,
     "Supplement, Table 9": 2,
-    "Ours": 2 * 4,
+    "Ours": 2 * 6,
 }
 
 
@@ -80,7 +80,7 @@ def test_the_rows_train_the_papers_decoder(rows: dict[str, AblationRow]) -> None
     for name, row in rows.items():
         decoder = row.training.config.decoder
         if row.table.title != "Ours" or name.startswith("learn-hard"):
-            assert (decoder.residual_input, decoder.residual_gain) == (False, 0.0), name
+            assert (decoder.residual_input, decoder.residual_gain, decoder.teacher) == (False, 0.0, "none"), name
             assert (decoder.unaugmented, decoder.alpha) == (0.0, 2.0), name
             assert decoder.augmentation == ("none" if name == "no-augmentation" else "interpolate"), name
 
@@ -92,12 +92,14 @@ def test_the_rows_of_how_the_decoder_learns(rows: dict[str, AblationRow], pools:
         for name, row in rows.items()
         if row.table.name == f"learning{pools}"
     }
-    facts = {name: (d.residual_input, d.residual_gain, d.layers > 0) for name, d in chosen.items()}
+    facts = {name: (d.residual_input, d.residual_gain, d.teacher, d.layers > 0) for name, d in chosen.items()}
     assert facts == {
-        "learn-hard": (False, 0.0, True),
-        "learn-shipped": (True, 0.0, True),
-        "learn-closed": (False, 10.0, False),
-        "learn-closed-layers": (True, 10.0, True),
+        "learn-hard": (False, 0.0, "none", True),
+        "learn-distil": (False, 0.0, "distil", True),
+        "learn-both": (False, 0.0, "both", True),
+        "learn-shipped": (True, 0.0, "distil", True),
+        "learn-closed": (False, 10.0, "none", False),
+        "learn-closed-layers": (True, 10.0, "distil", True),
     }
     assert rows[f"learn-hard{pools}"].training == rows["components"].training
 
@@ -205,6 +207,7 @@ decoder = "paper"
 [paper_decoder]
 residual_input = false
 residual_gain = 0.0
+teacher = "none"
 [table.first]
 title = "Table 1"
 about = "the first"
