@@ -99,7 +99,7 @@ class DecoderStageConfig(StageConfig):
     residual_input: bool = True  # tell the layers what the codes before leave of the query; not in the paper
     residual_gain: float = 0.0  # of the residual score, a closed form that is added to the logits; not in the paper
     query_scale: float = 1.25  # of the query vector in residual scores and at the start of the residual input
-    teacher: str = "distil"  # scores of the residual and of exact search; "none": labels, Eq. 10; "both": the sum
+    teacher: str = "distil"  # residual scores, on random queries; "none": labels, Eq. 10, the paper; "both": the sum
     items: int = 4  # IDs scored for each query in distillation
     sharpness: float = 10.0  # these items are drawn in proportion to exp(sharpness * similarity)
     unaugmented: float = 0.5  # share of the queries that are trained on without augmentation

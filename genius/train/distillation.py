@@ -1,10 +1,9 @@
 """Distillation: the decoder learns a teacher's scores of codes and items (not in the paper).
 
 A small decoder learns the hard labels of its training queries (Eq. 10) by heart and fails on others. Distillation has
-no labels to learn by heart: queries are random, and the teacher scores every code of every level. The teachers are
-
-- the residual score D = g ((s z - q).c - |c|^2 / 2) of a code c after codes with the sum q, for single levels,
-- the similarity g s z.x of the query with an item's fused vector x, for whole IDs: what exact search ranks by.
+no labels to learn by heart: queries are random, and the teacher scores every code of every level. The teacher is the
+residual score g ((s z - q).c - |c|^2 / 2) of a code c after codes with the sum q. Its sum over an ID tells how near the
+sum of the ID's code vectors is to s z.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from genius.networks.decoder import Decoder
 from genius.train.batches import Pairs
 from genius.train.config import DecoderStageConfig
 
-GAIN = 10.0  # g, of the teachers' scores
+GAIN = 10.0  # g
 CANDIDATES = 4096  # that items are drawn from
 REFRESH = 25  # steps for which the same candidates are drawn from
 QUERY_KINDS = (0.4, 0.3, 0.15, 0.15)  # shares of the kinds of queries, see `Distillation.queries`
@@ -38,7 +37,7 @@ class Candidates:
 
 
 class Distillation:
-    """Draws queries and items, and compares the decoder's scores with the teachers'.
+    """Draws queries and items, and compares the decoder's scores with the teacher's.
 
     Args:
         pairs: The training queries.
@@ -68,13 +67,12 @@ class Distillation:
         candidates = self.candidates(step)
         z, modality = self.queries(candidates, max(1, self.config.batch // self.config.items), rng)
         rows = self.near(z, modality, candidates)  # (n, items)
-        codes, near = candidates.codes[rows].flatten(0, 1), candidates.z[rows]
+        codes = candidates.codes[rows].flatten(0, 1)
         z_items = z.repeat_interleave(rows.shape[1], 0)
-        logits = decoder.logits(z_items, codes)
-        levels = level_errors(decoder, z_items, codes, logits, GAIN)
-        path = sum_of_log_probs(logits, codes).view(rows.shape)
-        similarity = GAIN * self.config.query_scale * torch.einsum("nd,nid->ni", z, near)
-        paths = (centred(path) - centred(similarity)).square().mean()
+        logits, teacher = decoder.logits(z_items, codes), teacher_logits(decoder, z_items, codes, GAIN)
+        levels = level_errors(logits, teacher)
+        errors = (sum_of_log_probs(logits, codes) - sum_of_log_probs(teacher, codes)).view(rows.shape)
+        paths = (errors - errors.mean(1, keepdim=True)).square().mean()  # only the order of a query's items matters
         first = F.cross_entropy(logits[0].view(*rows.shape, -1)[:, 0], modality)
         total = levels + PATH_WEIGHT * paths + MODALITY_WEIGHT * first
         parts = {"levels": levels, "paths": paths, "modality": first}
@@ -134,24 +132,28 @@ class Distillation:
         return (scores + gumbel).topk(min(self.config.items, scores.shape[1]), dim=1).indices
 
 
-def level_errors(decoder: Decoder, z: Tensor, codes: Tensor, logits: list[Tensor], gain: float) -> Tensor:
-    """Squared differences between logits and residual scores of all codes, averaged over the semantic levels.
+def teacher_logits(decoder: Decoder, z: Tensor, codes: Tensor, gain: float) -> list[Tensor]:
+    """Residual scores of all codes of each level, (n, size), given queries z (n, dim) and IDs (n, levels).
 
-    Half of the weight is spread evenly over the codes of a level, half goes to those with high residual scores. A
-    constant that is added to all logits of a level makes no difference.
-
-    Args:
-        decoder: Has the code vectors.
-        z: (n, dim) queries.
-        codes: (n, levels) IDs, whose first codes are the codes before each level.
-        logits: Of each level, (n, size).
-        gain: g.
+    Those of the modality level are zero: the residual score does not know which modality a query asks for.
     """
-    sums, total = decoder.sums(codes), z.new_zeros(())
-    for level in range(1, len(logits)):
-        target = gain * decoder.residual_scores(z, sums[:, level], decoder.config.rows(level))
+    sums, config = decoder.sums(codes), decoder.config
+    semantic = [
+        gain * decoder.residual_scores(z, sums[:, level], config.rows(level)) for level in range(1, codes.shape[1])
+    ]
+    return [z.new_zeros(len(z), config.sizes[0]), *semantic]
+
+
+def level_errors(logits: list[Tensor], teacher: list[Tensor]) -> Tensor:
+    """Squared differences between the logits of each level (n, size), averaged over the semantic levels.
+
+    Half of the weight is spread evenly over the codes of a level, half goes to those that the teacher scores high. A
+    constant that is added to all logits of a level makes no difference.
+    """
+    total = logits[0].new_zeros(())
+    for of_level, target in zip(logits[1:], teacher[1:], strict=True):
         weight = 0.5 / target.shape[1] + 0.5 * target.softmax(-1)
-        error = logits[level] - target
+        error = of_level - target
         error = error - (weight * error).sum(1, keepdim=True)
         total = total + (weight * error.square()).sum(1).mean()
     return total / (len(logits) - 1)
@@ -161,8 +163,3 @@ def sum_of_log_probs(logits: list[Tensor], codes: Tensor) -> Tensor:
     """Log-probability of each ID after its first code: logits of each level (n, size), codes (n, levels) -> (n,)."""
     picked = [F.cross_entropy(of_level, codes[:, level], reduction="none") for level, of_level in enumerate(logits)]
     return -torch.stack(picked[1:]).sum(0)
-
-
-def centred(scores: Tensor) -> Tensor:
-    """Subtract the mean of each row."""
-    return scores - scores.mean(1, keepdim=True)
