@@ -17,7 +17,7 @@ from genius.cli.index import index_app
 from genius.cli.mbeir import mbeir_app
 from genius.cli.model import model_app
 from genius.errors import GeniusError, MissingExtra
-from genius.runtime.memory import tune_malloc
+from genius.runtime.memory import return_memory
 
 SEARCH, MODELS, EVALUATION = "Search", "Models", "Evaluation"
 app = typer.Typer(
@@ -46,7 +46,7 @@ app.add_typer(mbeir_app, name="mbeir", rich_help_panel=EVALUATION)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `genius` command."""
-    tune_malloc()
+    return_memory()
     try:
         app(args=list(arguments) if arguments is not None else None, prog_name="genius")
     except GeniusError as error:

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius.errors import GeniusError
-from genius.runtime.memory import tune_malloc
+from genius.runtime.memory import return_memory
 from genius.serve.responses import error_response
 from genius.serve.security import raw_path
 from genius.serve.settings import Settings
@@ -45,7 +45,7 @@ def run(
     """
     _log_to_stderr()
     _raise_file_limit(2 * settings.max_connections)
-    tune_malloc()
+    return_memory()
     Server(AccessLog(app) if access_log else app, settings, ready, announce, failed).run(sockets=[listener])
 
 
