@@ -47,6 +47,7 @@ from search_results import OURS, TARGETS, Row, SearchResults, TrieRow, plot, she
 from genius import Genius, Query
 from genius.errors import GeniusError
 from genius.evaluation.baselines import FaissBaseline, build_baseline
+from genius.model.decoder_runtime import DecoderRuntime
 from genius.search.beam import beam_search
 from genius.search.options import SearchOptions
 from genius.search.searcher import MIN_MODALITY_RATIO, Searcher
@@ -295,8 +296,8 @@ class Comparison:
         self.trie_seconds = time.perf_counter() - start
         self.searcher = Searcher(model, material.codes[:size], material.embeddings[:size])
         self.rounded = copy.copy(self.searcher)
-        self.rounded.model = material.make_model()
-        self.rounded.model.int8 = True
+        self.rounded.model = copy.copy(model)
+        self.rounded.model.decoder = DecoderRuntime(model.decoder.config, model.decoder.weights, int8=True)
         if (self.name, size) not in self.results.tries:
             built = TrieRow(self.name, size, self.trie_seconds, trie.nbytes / size, packed_bytes(model.sizes))
             self.results.add(tries=[built])
@@ -362,7 +363,8 @@ class Comparison:
         searcher = self.searcher
         stored = 0 if method == "generate" or searcher.embeddings is None else searcher.embeddings.nbytes
         built = self.trie_seconds + self.material.codes_seconds * len(searcher)
-        return None, (searcher.trie.nbytes + stored) / len(searcher), built
+        halves = 4 if method == "fast" else 0  # |q|^2 / 2 of each item
+        return None, (searcher.trie.nbytes + stored) / len(searcher) + halves, built
 
     def products(self, method: str, target: str, batch: int, queries: int) -> list[Products]:
         """The matrix products of all queries. Those that stop at the same level are counted together in a batch."""

@@ -217,6 +217,17 @@ def test_what_is_measured_is_not_measured_again(
     assert gone.key in SearchResults.read(path).rows
 
 
+def test_eight_bits_are_those_of_the_decoder(tmp_path: Path, tiny_comparison: type[search.Comparison]) -> None:
+    results = SearchResults(tmp_path / "search.json")
+    with Progress(disable=True) as progress:
+        comparison = tiny_comparison(results, settings(tmp_path, [50]), flops.Machine(), progress)
+        comparison.material = comparison.make(50, 4)
+    comparison.use_model(comparison.material.make_model(), 50)
+    rounded, plain = (searcher.model.decoder for searcher in (comparison.rounded, comparison.searcher))
+    assert (rounded.int8, plain.int8) == (True, False)
+    assert rounded.weights is plain.weights
+
+
 def test_methods_take_turns() -> None:
     order: list[str] = []
     contenders = {
