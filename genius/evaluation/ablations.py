@@ -343,8 +343,7 @@ def train_decoder(run: AblationRun, training: AblationTraining) -> AblatedModel:
     decoded = DecoderStage(
         data, stage.vectors, stage.fusion, scheme, config.decoder, config.seed, config.quantizer.code_beams
     )
-    if config.decoder.layers:  # the residual score alone has nothing to learn
-        run_stage(decoded, run.folder("decoders", training.decoder), QUIET)
+    run_stage(decoded, run.folder("decoders", training.decoder), QUIET)
     quantizer = stage.quantizer.runtime() if training.scheme == "modality" else None
     decoder = decoded.decoder.runtime()
     return AblatedModel(stage.fusion.runtime(), scheme, decoder, quantizer, config.quantizer.code_beams)

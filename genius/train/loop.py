@@ -175,7 +175,14 @@ _PARTS = ("module", "best", "average", "optimizer")
 
 
 def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
-    """Train a stage, continuing from its checkpoint in `folder`. Leaves it with its best weights."""
+    """Train a stage, continuing from its checkpoint in `folder`. Leaves it with its best weights.
+
+    Returns:
+        Facts about the training. They are empty if the stage has no weights to train.
+    """
+    if not any(p.requires_grad for p in stage.module.parameters()):
+        stage.module.eval()
+        return {}
     run = StageRun(stage, folder / f"{stage.name}.safetensors")
     log = folder / "log.jsonl"
     if run.path.exists():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor
 
 from genius.data.mbeir import Task
@@ -19,7 +20,7 @@ from genius.train.config import DecoderStageConfig, QuantizerStageConfig
 from genius.train.data import FrozenVectors
 from genius.train.decoder import DecoderStage
 from genius.train.distillation import MODALITY_WEIGHT, PATH_WEIGHT
-from genius.train.loop import step_rng
+from genius.train.loop import run_stage, step_rng
 from genius.train.losses import augment
 from genius.train.quantizer import QuantizerStage
 
@@ -138,6 +139,15 @@ def test_both_losses_are_added() -> None:
     assert parts.keys() == labels.keys() | distilled.keys()
     distillation = parts["levels"] + PATH_WEIGHT * parts["paths"] + MODALITY_WEIGHT * parts["modality"]
     assert losses["both"][0].item() == pytest.approx(parts["labels"] + distillation, rel=1e-5)
+
+
+def test_the_residual_score_alone_has_nothing_to_learn(tmp_path: Path) -> None:
+    """It is ready as it is: no step can be taken, and none is tried."""
+    alone = replace(SMALL, layers=0, residual_input=False, residual_gain=10.0)
+    _, stage = make_stages(make_data(60), FrozenVectors(random_rows(61, 8), random_rows(61, 8)), alone)
+    assert run_stage(stage, tmp_path, Console(quiet=True)) == {}
+    assert not list(tmp_path.iterdir())
+    assert not stage.module.training
 
 
 STATUS = Path("/proc/self/status")
