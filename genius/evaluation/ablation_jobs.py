@@ -34,7 +34,8 @@ def estimated_seconds(
 ) -> float:
     """Seconds on one core of groups of jobs that share a quantizer, and of groups that share a decoder.
 
-    queries: number of training queries. A step of stage 3 is taken to last in proportion to the decoder's layers.
+    queries: number of training queries. A step of stage 3 is taken to last in proportion to the weights of the
+    decoder's layers, and twice as long if it adds both losses.
     """
     total = 0.0
     for group in quantizers:
@@ -43,7 +44,7 @@ def estimated_seconds(
         total += group[0].row.size.seconds["quantizer_step"] * steps
     for group in groups:
         seconds, stage3 = group[0].row.size.seconds, group[0].training.config.decoder
-        times = decoder_weights(stage3) / group[0].row.size.decoder_weights
+        times = decoder_weights(stage3) / group[0].row.size.decoder_weights * (2 if stage3.teacher == "both" else 1)
         total += seconds["decoder_step"] * times * stage3.epochs * queries / stage3.batch
         total += seconds["search"] * len({job.row.search for job in group})
     return total

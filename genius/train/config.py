@@ -105,8 +105,8 @@ class DecoderStageConfig(StageConfig):
     unaugmented: float = 0.5  # share of the queries that are trained on without augmentation
     augmentation: str = "interpolate"  # Eq. 11; "published": per dimension, square roots; "none"
     alpha: float = 2.0  # the weight of Eq. 11 is drawn from Beta(alpha, alpha)
-    epochs: float = 8.0  # IDs scored in all, as a multiple of the training queries
-    batch: int = 128  # IDs scored in a step
+    epochs: float = 8.0  # IDs scored in all by each loss, as a multiple of the training queries
+    batch: int = 128  # IDs scored in a step by each loss
     rate: float = 1e-3
     warmup: int = 100
     average: float = 0.999  # see `ClipStageConfig`

@@ -128,16 +128,20 @@ def test_the_paper_size_is_the_papers_recipe() -> None:
     rows = {row.name: row.training.config for row in read_ablations("paper")}
     base = rows["components"]
     for mine, theirs in ((base.quantizer, recipe.quantizer), (base.decoder, recipe.decoder)):
-        unused = {
-            name: getattr(theirs, name) for name in ("validate_every", "linear_head_gain") if hasattr(theirs, name)
-        }
-        assert replace(mine, **unused) == theirs
+        assert replace(mine, validate_every=theirs.validate_every) == theirs
     assert base.derived_prompts == recipe.derived_prompts
     assert {row.size.protocol for row in read_ablations("paper")} == {"paper"}
     for name, label in (("codes-4096x7", "4096 × 7"), ("codes-256x5", "256 × 5"), ("more-8192x17", "8192 × 17")):
         quantizer = rows[name].quantizer
         assert f"{quantizer.codes_per_level} × {quantizer.levels + 1}" == label
     assert (rows["decoder-large"].decoder.d_model, rows["decoder-large"].decoder.layers) == (1024, 24)
+
+
+@pytest.mark.parametrize("size", ["quick", "full"])
+def test_rows_of_decoder_sizes_say_their_size(size: str) -> None:
+    chosen = [row for row in read_ablations(size) if row.table.name == "decoder-size"]
+    shapes = [row.training.config.decoder for row in chosen]
+    assert [row.about["ours"] for row in chosen] == [f"{d.d_model} wide, {d.layers} layers" for d in shapes]
 
 
 def test_rows_of_other_systems_ids_say_that_they_are_ours(rows: dict[str, AblationRow]) -> None:
@@ -375,7 +379,8 @@ def test_all_rows_are_measured_and_none_of_them_twice(
     out = tmp_path / "out"
     results = run(bench, out)
     assert [row["name"] for row in results] == list(ROWS)
-    assert len(list((out / "decoders").iterdir())) == 5  # base, wide and same are one; the residual score has none
+    trained = list((out / "decoders").glob("*/decoder.safetensors"))
+    assert len(trained) == 5  # base, wide and same are one; the residual score has nothing to train
     assert len(list((out / "quantizers").iterdir())) == 4  # semantic IDs are on the vectors of the base
     assert len(searches) == 7  # base and same ask the same
 
@@ -635,9 +640,12 @@ def test_the_estimate_counts_steps_and_searches(
 ) -> None:
     rows = {row.name: row for row in read_ablations("full")}
     jobs = [AblationJob(rows[name], 0) for name in ("base", "wide", "same")]
-    larger = replace(rows["base"].training.config.decoder, layers=3)
-    training = replace(rows["base"].training, config=replace(rows["base"].training.config, decoder=larger))
-    assert estimated_seconds([], [[AblationJob(replace(rows["base"], training=training), 0)]], 160) == 307
+    base = rows["base"].training
+    changes: tuple[tuple[dict[str, Any], int], ...] = (({}, 1), ({"layers": 3}, 3), ({"teacher": "both"}, 2))
+    for change, times in changes:  # both losses: each step has twice the IDs
+        config = replace(base.config, decoder=replace(base.config.decoder, **change))
+        job = AblationJob(replace(rows["base"], training=replace(base, config=config)), 0)
+        assert estimated_seconds([], [[job]], 160) == 2 * 10 * 5 * times + 7
     # 8 steps of stage 2 at 3 s; 2 epochs of 160 queries in batches of 16 at 5 s; two different searches at 7 s
     assert estimated_seconds([jobs], [jobs], 160) == 8 * 3 + 2 * 10 * 5 + 2 * 7
     monkeypatch.setattr(module, "write_vectors", forbid)
