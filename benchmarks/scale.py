@@ -2,8 +2,8 @@
 
     python benchmarks/scale.py RUN [--sizes 10000,30000,100000,300000,1000000] [--threads 1]
 
-Prints a table and writes RUN/scale.json, size by size. Compared on the same vectors: `fast` (ours, beam 50, from a
-query's ready vectors to its answers), Faiss flat and Faiss HNSW. Encoding a query costs every method the same and is
+Prints a table and writes RUN/scale.json, size by size. Compared on the same vectors: `fast` (ours, from a query's
+ready vectors to its answers), Faiss flat and Faiss HNSW. Encoding a query costs every method the same and is
 not counted; how long it takes is printed below the table.
 
 If RUN is a run of `genius evaluate`, the items are its images and the queries its texts, as in the paper. Otherwise

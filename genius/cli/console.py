@@ -56,7 +56,7 @@ Tasks = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Comma-separated list of tasks, or of prefixes of their names. Default: all."),
 ]
-Beam = Annotated[int, typer.Option(help="Width of the beam search.")]
+Beam = Annotated[int, typer.Option(help="Width of the beam search of the modes generate and rerank.")]
 Budget = Annotated[
     int | None,
     typer.Option(

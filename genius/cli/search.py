@@ -44,8 +44,9 @@ def search(
     mode: Annotated[
         str,
         typer.Option(
-            help="fast: rank up to --budget candidates by similarity. rerank: rank the generated IDs by similarity "
-            "(GENIUS^R of the paper). generate: rank the generated IDs by probability (GENIUS of the paper)."
+            help="fast: rank the items nearest by their codes, up to --budget, by similarity. rerank: rank the "
+            "generated IDs by similarity (GENIUS^R of the paper). generate: rank the generated IDs by probability "
+            "(GENIUS of the paper)."
         ),
     ] = SearchOptions.mode,
     beam: Beam = SearchOptions.beam,

@@ -87,7 +87,9 @@ class SearchRequest(RequestModel):
     mode: Mode = Field(
         SearchOptions.mode, description="`fast` gives the best results; `rerank` and `generate` are the paper's modes."
     )
-    beam: PositiveInt = Field(SearchOptions.beam, le=limits.MAX_BEAM, description="Beam width of the decoder.")
+    beam: PositiveInt = Field(
+        SearchOptions.beam, le=limits.MAX_BEAM, description="Beam width of the modes `rerank` and `generate`."
+    )
     budget: Annotated[PositiveInt, Field(le=limits.MAX_BUDGET)] | None = Field(
         SearchOptions.budget,
         description="Maximum number of items that mode `fast` ranks. By default it follows the size of the index.",

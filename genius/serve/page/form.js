@@ -10,7 +10,7 @@ import { title } from "./wording.js";
 const SETTINGS = ["instruction", "mode", "k", "beam", "budget", "where"];
 const NUMBERS = ["k", "beam", "budget"];
 const MODES = {
-  fast: "Generates the first codes of likely IDs, then re-ranks the items under them by similarity.",
+  fast: "Generates the modality, then re-ranks the items of it whose codes are nearest to the query by similarity.",
   rerank: "Generates complete IDs, then re-ranks the items with these IDs by similarity.",
   generate: "Generates complete IDs and ranks items by the probability of their ID.",
 };

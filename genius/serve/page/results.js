@@ -91,7 +91,7 @@ function showAnswer(answer, query) {
   shown = answer;
   const { hits } = answer;
   const cards = hits.map((hit) =>
-    card(hit, { mode: query.mode, shared: sharedLength(hit, hits), generated: generatedLength(hit, answer.tree) }),
+    card(hit, { mode: query.mode, shared: sharedLength(hit, hits), generated: generatedLength(hit, answer.tree, query.mode) }),
   );
   fillGrid($("results"), hits, cards);
   $("status").textContent = `${plural(hits.length, "result")} in ${milliseconds(answer.seconds.total)}`;
@@ -105,12 +105,13 @@ function sharedLength(hit, hits) {
   return Math.max(0, ...hits.map((other) => (other === hit ? 0 : commonLength(hit.codes, other.codes))));
 }
 
-/** Number of a hit's codes that the model generated: the length of the beam it lies under. */
-function generatedLength(hit, tree) {
+/** Number of a hit's codes that the model generated: the length of the beam it lies under; in mode "fast" the modality. */
+function generatedLength(hit, tree, mode) {
   const under = (tree?.branches ?? []).filter(
     (branch) => commonLength(hit.codes, branch.codes) === branch.codes.length,
   );
-  return Math.max(0, ...under.map((branch) => branch.codes.length));
+  const length = Math.max(0, ...under.map((branch) => branch.codes.length));
+  return mode === "fast" ? Math.min(1, length) : length;
 }
 
 function showNothing(query, answer) {

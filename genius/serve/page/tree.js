@@ -97,7 +97,7 @@ const facts = (at) => `${plural(at.items, "item")}, log-probability ${logProbabi
 
 export function describe(at) {
   if (!at.codes.length)
-    return `The query. ${plural(at.items, "item")} lie under the generated prefixes.`;
+    return `The query. ${plural(at.items, "item")} were found under these prefixes.`;
   const results = at.hits.length ? `, ${plural(at.hits.length, "result")} here` : "";
   return `${prefixName(at.codes)}: ${facts(at)} (${percent(at.mass)} of all beams)${results}.`;
 }
