@@ -69,7 +69,7 @@ class DecoderGraph:
         x = self._norm(g, g.reshape(x, -1, c.d_model), "prefix_norm")
         shape = g.constant([c.prefix, -1, c.heads, c.d_kv])
         for layer in range(c.layers):
-            keys, values = self.products(g, x, np.split(self.weights[f"blocks.{layer}.cross_kv.weight"], 2))
+            keys, values = self._products(g, x, np.split(self.weights[f"blocks.{layer}.cross_kv.weight"], 2))
             g.node("Reshape", keys, shape, output=f"prefix_keys{layer}")
             g.node("Reshape", values, shape, output=f"prefix_values{layer}")
 
@@ -117,7 +117,7 @@ class DecoderGraph:
             block = f"blocks.{layer}"
             # 1. Self-attention. x: (m * w * q, d_model)
             x_norm = self._norm(g, x, f"{block}.self_norm")
-            parts = self.products(g, x_norm, np.split(self.weights[f"{block}.self_qkv.weight"], 3))
+            parts = self._products(g, x_norm, np.split(self.weights[f"{block}.self_qkv.weight"], 3))
             q, *now = (g.node("Reshape", part, by_token) for part in parts)  # each (m, w * q, heads, d_kv)
             names = (f"seen_keys{layer}", f"seen_values{layer}")
             if past:
@@ -147,7 +147,7 @@ class DecoderGraph:
 
     def logits(self, g: Graph, rows: slice) -> str:
         """Hidden (w, q, d_model) -> logits (w, q, number of table rows) of the blocks."""
-        (x,) = self.products(g, g.reshape("hidden", -1, self.config.d_model), [self.output_table(rows)])
+        (x,) = self._products(g, g.reshape("hidden", -1, self.config.d_model), [self.output_table(rows)])
         shape = g.node("Concat", g.slice(g.node("Shape", "hidden"), 0, 2, axis=0), g.constant([-1]), axis=0)
         return g.node("Reshape", x, shape)
 
@@ -189,9 +189,9 @@ class DecoderGraph:
 
     def _product(self, g: Graph, x: str, name: str) -> str:
         """x: (rows, inputs) times the weight of that name."""
-        return self.products(g, x, [self.weights[f"{name}.weight"]])[0]
+        return self._products(g, x, [self.weights[f"{name}.weight"]])[0]
 
-    def products(self, g: Graph, x: str, weights: Sequence[Floats]) -> list[str]:
+    def _products(self, g: Graph, x: str, weights: Sequence[Floats]) -> list[str]:
         """x: (rows, inputs) times each of several weights (outputs, inputs) -> (rows, outputs) each."""
         if not self.int8:
             return [product(g, x, weight) for weight in weights]

@@ -40,12 +40,12 @@ class DecoderRuntime:
     @property
     def levels(self) -> int:
         """Number of codes of an ID."""
-        return len(self.config.sizes)
+        return self.config.levels
 
     @property
-    def codebooks(self) -> Floats:
-        """(vocabulary, dim) code vectors of all table rows, zeros for special tokens."""
-        return self.weights["codebooks"]
+    def codebooks(self) -> list[Floats]:
+        """Code vectors (sizes[level], dim) of each level."""
+        return [self.weights["codebooks"][self.config.rows(level)] for level in range(self.levels)]
 
     def with_codebooks(self, codebooks: Sequence[Floats]) -> "DecoderRuntime":
         """The same decoder with these code vectors (sizes[level], dim) of each level."""

@@ -149,7 +149,7 @@ class Decoder(nn.Module):
     @property
     def levels(self) -> int:
         """Number of codes of an ID."""
-        return len(self.config.sizes)
+        return self.config.levels
 
     def init_codebooks(self, codebooks: Sequence[Tensor]) -> None:
         """Set the code vectors: (sizes[level], dim) of each level. Special tokens have zero vectors."""

@@ -3,14 +3,12 @@
 Takes query vectors and returns rows. Beam search generates IDs, re-ranking orders the items under them.
 """
 
-import itertools
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from genius.errors import GeniusError
-from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.genius import Genius
 from genius.search.beam import NO_BEAMS, Beams, beam_search
 from genius.search.nearest import nearest_search
@@ -78,7 +76,7 @@ class Searcher:
         self.trie = Trie(codes)
         self.rows = len(codes)  # including removed rows
         self._embeddings = embeddings
-        self._code_vectors = CodeVectors(codebooks_of(model.decoder))
+        self._code_vectors = CodeVectors(model.decoder.codebooks)
         self._halves = AppendBuffer(self._code_vectors.half_norms(codes)[:, None])
 
     def __len__(self) -> int:
@@ -222,11 +220,6 @@ class Searcher:
         best = np.argsort(-beams.logprob[starts], kind="stable")
         prefixes, logprob = codes[:, starts[best]].T.tolist(), beams.logprob[starts[best]].tolist()
         return [Branch(*one) for one in zip(map(tuple, prefixes), logprob, items[best].tolist(), strict=True)]
-
-
-def codebooks_of(decoder: DecoderRuntime) -> list[np.ndarray]:
-    """Code vectors (sizes[level], dim) of each level."""
-    return [decoder.codebooks[start:stop] for start, stop in itertools.pairwise(decoder.row_bounds.tolist())]
 
 
 def _check_finite(fused: np.ndarray, embedding: np.ndarray) -> None:

@@ -69,7 +69,7 @@ class Distillation:
         rows = self.near(z, modality, candidates)  # (n, items)
         codes = candidates.codes[rows].flatten(0, 1)
         z_items = z.repeat_interleave(rows.shape[1], 0)
-        logits, teacher = decoder.logits(z_items, codes), teacher_logits(decoder, z_items, codes, GAIN)
+        logits, teacher = decoder.logits(z_items, codes), teacher_logits(decoder, z_items, codes)
         levels = level_errors(logits, teacher)
         errors = (sum_of_log_probs(logits, codes) - sum_of_log_probs(teacher, codes)).view(rows.shape)
         paths = (errors - errors.mean(1, keepdim=True)).square().mean()  # only the order of a query's items matters
@@ -132,14 +132,14 @@ class Distillation:
         return (scores + gumbel).topk(min(self.config.items, scores.shape[1]), dim=1).indices
 
 
-def teacher_logits(decoder: Decoder, z: Tensor, codes: Tensor, gain: float) -> list[Tensor]:
+def teacher_logits(decoder: Decoder, z: Tensor, codes: Tensor) -> list[Tensor]:
     """Residual scores of all codes of each level, (n, size), given queries z (n, dim) and IDs (n, levels).
 
     Those of the modality level are zero: the residual score does not know which modality a query asks for.
     """
     sums, config = decoder.sums(codes), decoder.config
     semantic = [
-        gain * decoder.residual_scores(z, sums[:, level], config.rows(level)) for level in range(1, codes.shape[1])
+        GAIN * decoder.residual_scores(z, sums[:, level], config.rows(level)) for level in range(1, codes.shape[1])
     ]
     return [z.new_zeros(len(z), config.sizes[0]), *semantic]
 

@@ -99,7 +99,7 @@ class QuantizerStage(PairStage):
 
 
 class LearnedFirstCode:
-    """IDs whose first code is the nearest one, whatever the modality of the item."""
+    """IDs whose first code is the nearest one, not the modality of the item."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self.quantizer, self.sizes = quantizer, quantizer.sizes

@@ -14,7 +14,6 @@ from genius.errors import GeniusError
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.search.nearest import MANY, QUERY_SCALE, nearest, nearest_search
 from genius.search.rerank import CodeVectors
-from genius.search.searcher import codebooks_of
 from genius.search.trie import Trie
 from tests.networks.test_decoder import tiny
 
@@ -55,7 +54,7 @@ def vectors_of(books: list[NDArray[np.float32]], codes: NDArray[np.uint16]) -> t
 def test_nearest_are_the_highest_residual_scores(
     codes: NDArray[np.uint16], count: int, seed: int, data: st.DataObject
 ) -> None:
-    trie, books, query = Trie(codes), codebooks_of(engine_of(seed)), queries_of(1, seed)[0]
+    trie, books, query = Trie(codes), engine_of(seed).codebooks, queries_of(1, seed)[0]
     modality = data.draw(st.sampled_from(sorted(set(codes[:, 0].tolist()))))
     inside = np.flatnonzero(trie.codes[0] == modality)
     vectors, halves = vectors_of(books, codes)
@@ -95,7 +94,7 @@ def test_the_budget_goes_to_the_nearest_items_of_the_kept_modalities(
     codes: NDArray[np.uint16], count: int, seed: int, target: int, ratio: float
 ) -> None:
     engine, trie, z = engine_of(seed), Trie(codes), queries_of(1, seed)
-    books = codebooks_of(engine)
+    books = engine.codebooks
     options = {"targets": [target], "min_modality_ratio": ratio}
     (found,) = nearest_search(engine, trie, *vectors_of(books, codes), z, count, **options)  # type: ignore[arg-type]
     rows = trie.leaves(found.lo, found.hi).tolist()
@@ -124,7 +123,7 @@ def test_a_query_gets_the_same_alone_and_in_a_batch(
     codes: NDArray[np.uint16], count: int, targets: list[int], seed: int
 ) -> None:
     engine, trie, z = engine_of(seed), Trie(codes), queries_of(len(targets), 0)
-    code_vectors = vectors_of(codebooks_of(engine), codes)
+    code_vectors = vectors_of(engine.codebooks, codes)
     together = nearest_search(engine, trie, *code_vectors, z, count, targets=targets)
     for i, found in enumerate(together):
         (alone,) = nearest_search(engine, trie, *code_vectors, z[i : i + 1], count, targets=targets[i : i + 1])
@@ -142,7 +141,7 @@ def test_items_have_the_log_probability_of_their_first_two_codes(
     codes: NDArray[np.uint16], count: int, seed: int
 ) -> None:
     engine, trie, z = engine_of(seed), Trie(codes), queries_of(1, seed)
-    (found,) = nearest_search(engine, trie, *vectors_of(codebooks_of(engine), codes), z, count)
+    (found,) = nearest_search(engine, trie, *vectors_of(engine.codebooks, codes), z, count)
     if found.level == 1:
         return  # all items fit
     ids = torch.from_numpy(trie.ids(found.lo))
@@ -154,7 +153,7 @@ def test_items_have_the_log_probability_of_their_first_two_codes(
 def test_few_items_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny(SIZES).runtime()
     codes = np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16)
-    trie, code_vectors = Trie(codes), vectors_of(codebooks_of(engine), codes)
+    trie, code_vectors = Trie(codes), vectors_of(engine.codebooks, codes)
     monkeypatch.setattr(engine, "open", None)
     (found,) = nearest_search(engine, trie, *code_vectors, queries_of(1, 0), 60)
     assert sorted(trie.leaves(found.lo, found.hi).tolist()) == list(range(60))
@@ -162,7 +161,7 @@ def test_few_items_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_empty_trie_no_queries_and_bad_input() -> None:
     engine, empty = engine_of(0), np.zeros((0, 4), np.uint16)
-    code_vectors = vectors_of(codebooks_of(engine), empty)
+    code_vectors = vectors_of(engine.codebooks, empty)
     found = nearest_search(engine, Trie(empty), *code_vectors, queries_of(2, 0), 5)
     assert [len(one) for one in found] == [0, 0]
     assert nearest_search(engine, Trie(empty), *code_vectors, queries_of(0, 0), 5) == []

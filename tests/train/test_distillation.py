@@ -70,7 +70,7 @@ def test_level_errors_are_weighted_squares_of_centred_differences() -> None:
     for row in range(len(z)):
         before = books[0][codes[row, 0]].clone()
         for level in (1, 2):
-            scores = [10.0 * float((1.25 * z[row].double() - before) @ code - code @ code / 2) for code in books[level]]
+            scores = [GAIN * float((1.25 * z[row].double() - before) @ code - code @ code / 2) for code in books[level]]
             largest = max(scores)
             likely = [math.exp(score - largest) for score in scores]
             weight = [0.5 / len(scores) + 0.5 * one / sum(likely) for one in likely]
@@ -78,12 +78,12 @@ def test_level_errors_are_weighted_squares_of_centred_differences() -> None:
             mean = sum(w * e for w, e in zip(weight, errors, strict=True))
             total += sum(w * (e - mean) ** 2 for w, e in zip(weight, errors, strict=True)) / len(z) / 2
             before += books[level][codes[row, level]]
-    assert level_errors(logits, teacher_logits(decoder, z, codes, 10.0)).item() == pytest.approx(total, rel=1e-4)
+    assert level_errors(logits, teacher_logits(decoder, z, codes)).item() == pytest.approx(total, rel=1e-4)
 
 
 def test_the_residual_score_itself_has_no_level_errors() -> None:
-    decoder, (z, codes) = make_decoder(layers=0, gain=10.0), draw()
-    assert level_errors(decoder.logits(z, codes), teacher_logits(decoder, z, codes, 10.0)).item() < 1e-9
+    decoder, (z, codes) = make_decoder(layers=0, gain=GAIN), draw()
+    assert level_errors(decoder.logits(z, codes), teacher_logits(decoder, z, codes)).item() < 1e-9
 
 
 def test_the_log_probability_of_an_id_leaves_out_its_first_code() -> None:
