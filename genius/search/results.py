@@ -111,8 +111,8 @@ class SearchResult:
 
     Attributes:
         hits: Best first.
-        branches: The beams, best first.
-        candidates: Number of items that were ranked: those under the beams and those nearest by their codes.
+        branches: The beams, best first. In mode "fast" the first codes of the candidates.
+        candidates: Number of items that were ranked.
         seconds: Time of the stages "encode", "generate", "rerank" and "read" for the whole batch of queries.
     """
 

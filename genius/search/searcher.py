@@ -1,6 +1,7 @@
 """Searcher: search the codes and embeddings of a collection, held in memory, in one of three modes.
 
-Takes query vectors and returns rows. Beam search generates IDs, re-ranking orders the items under them.
+Takes query vectors and returns rows. Beam search generates IDs, or mode "fast" finds the items nearest by their codes;
+re-ranking orders the items.
 """
 
 import time
@@ -157,7 +158,7 @@ class Searcher:
         options: SearchOptions,
         min_modality_ratio: float,
     ) -> list[Beams]:
-        """Generate IDs of the collection: decoder and trie."""
+        """Find the candidates of each query: by beam search or, in mode "fast", by their codes."""
         targets = _target_codes(targets, len(fused))
         if not len(self):
             return [NO_BEAMS] * len(fused)

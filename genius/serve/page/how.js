@@ -15,7 +15,7 @@ const STAGES = {
   queue: "waiting in the queue",
   prepare: "preparing words and image",
   encode: "encoding them as vectors",
-  generate: "generating IDs code by code",
+  generate: "generating IDs, or finding the nearest codes",
   rerank: "ranking the candidates by similarity",
   read: "reading the items",
 };
@@ -60,7 +60,7 @@ function beams(answer, query) {
   const info = el("p", { id: "tree-info" }, describe(tree.root));
   const drawn = tree.omitted > 0 ? ` The tree shows ${all - tree.omitted} of ${all} beams.` : "";
   return [
-    el("h2", {}, "Beam search"),
+    el("h2", {}, query.mode === "fast" ? "Candidates by their first codes" : "Beam search"),
     el("p", { class: "lead" }, `${explanation(answer.tree, query.mode)} Larger dots are more likely.${drawn}`),
     drawTree(tree, (text) => (info.textContent = text)),
     info,
