@@ -178,6 +178,15 @@ def test_eight_bits_are_near_32() -> None:
     np.testing.assert_array_equal((near @ near.T - np.eye(len(near))).argmax(1), similar.argmax(1))
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_only_a_text_backbone_in_eight_bits_is_stored(int8: bool) -> None:
+    """Folders of models that were trained on float32 do not mention it, and keep their fingerprints."""
+    config = HeadsConfig(dim=4, hidden=4, int8_text=int8)
+    encoder = MiniEncoder(config, {name: np.zeros(shape, np.float32) for name, shape in head_shapes(config).items()})
+    assert encoder.config().get("int8_text") == (True if int8 else None)
+    assert MiniEncoder.from_state(encoder.config(), encoder.state()).heads_config == config
+
+
 def test_a_vector_in_eight_bits_depends_on_no_other_text(mini: MiniEncoder) -> None:
     """Also beside texts of the same length with far larger states."""
     mini = MiniEncoder(replace(mini.heads_config, int8_text=True), mini.heads)
