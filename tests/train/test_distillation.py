@@ -106,7 +106,7 @@ def test_the_loss_is_the_sum_of_its_parts() -> None:
         path = decoder(z[query].expand(len(codes), -1), codes)[:, 1:].sum(1)
         teacher = closed(z[query].expand(len(codes), -1), codes)[:, 1:].sum(1)
         error = (path - path.mean()) - (teacher - teacher.mean())
-        total_path, count = total_path + float(error.square().sum()), count + len(codes)
+        total_path, count = total_path + error.square().sum().item(), count + len(codes)
     assert parts["paths"] == pytest.approx(total_path / count, rel=1e-4)
     first = decoder.logits(z, candidates.codes[rows[:, 0]])[0]
     assert parts["modality"] == pytest.approx(F.cross_entropy(first, modality).item(), rel=1e-4)
