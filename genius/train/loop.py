@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from genius.errors import BadData
+from genius.runtime.memory import keep_memory
 from genius.train.files import write_atomically, write_json, write_text
 
 CHECKPOINT_SECONDS = 60.0
@@ -183,6 +184,7 @@ def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
     if not any(p.requires_grad for p in stage.module.parameters()):
         stage.module.eval()
         return {}
+    keep_memory()
     run = StageRun(stage, folder / f"{stage.name}.safetensors")
     log = folder / "log.jsonl"
     if run.path.exists():

@@ -17,7 +17,6 @@ from genius.encoders.base import Encoder
 from genius.encoders.mini import MiniEncoder
 from genius.model.genius import Genius
 from genius.networks.heads import Heads
-from genius.runtime.memory import keep_memory
 from genius.runtime.wording import counted
 from genius.train.config import TrainConfig, check
 from genius.train.curves import draw_curves
@@ -54,7 +53,6 @@ def train(
     """
     console = console or Console()
     check(config)
-    keep_memory()
     folder = out / "training"
     facts = {"data": [str(Path(r).resolve()) for r in roots], "config": asdict(config)}
     begun = any(folder.glob("*.safetensors")) or any(folder.glob("*.npy"))
