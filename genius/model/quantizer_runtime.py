@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
 from genius.errors import GeniusError
-from genius.runtime.onnx_graph import Graph
+from genius.runtime.onnx_graph import Graph, Inputs
 from genius.runtime.threads import over_blocks
 
 MODALITIES = 3
@@ -39,19 +40,51 @@ class CodebookRuntime:
         self.squares: Floats = np.square(codes).sum(axis=1)
         self._longest = float(np.sqrt(self.squares.max()))
 
+    # Sessions are made when they are first needed: searching assigns no codes.
+
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        """Made when it is first needed: searching assigns no codes."""
-        g = Graph()
-        codes, squares = g.constant(self.codes), g.constant(self.squares)
-        g.node("Gemm", "vectors", codes, squares, transB=1, alpha=-2.0, output="scores")
-        size, dim = self.codes.shape
+        g, (size, dim) = Graph(), self.codes.shape
+        self._write_scores(g, "vectors", output="scores")
         return g.model({"vectors": (np.float32, ["n", dim])}, {"scores": ["n", size]}).session(threads=1)
+
+    @cached_property
+    def _best_session(self) -> onnxruntime.InferenceSession:
+        """For `nearest_pairs`. ONNX Runtime finds the lowest values in a tenth of the time that numpy takes."""
+        g, dim = Graph(), self.codes.shape[1]
+        rows = g.reshape("residuals", -1, dim)
+        lengths = g.node("ReduceSumSquare", rows, axes=[1], keepdims=1)
+        distances = g.node("Add", self._write_scores(g, rows), lengths)  # (n x b, K)
+        count = g.slice(g.node("Shape", "residuals"), 0, 1, axis=0)
+        shape = g.node("Concat", count, g.constant([-1]), axis=0)
+        pairs = g.lowest(g.node("Reshape", distances, shape), "width")
+        g.node("Cast", pairs, to=onnx.TensorProto.FLOAT, output="pairs")  # exact up to 2^24
+        inputs: Inputs = {"residuals": (np.float32, ["n", "b", dim]), "width": (np.int64, [1])}
+        return g.model(inputs, {"pairs": ["n", None]}).session(threads=1)
+
+    def _write_scores(self, g: Graph, vectors: str, output: str | None = None) -> str:
+        codes, squares = g.constant(self.codes), g.constant(self.squares)
+        return g.node("Gemm", vectors, codes, squares, transB=1, alpha=-2.0, output=output)
 
     def scores(self, vectors: Floats) -> Floats:
         """|e|^2 - 2 r.e of each vector r (n, d) and code e -> (n, K)."""
         scores: Floats = self._session.run(None, {"vectors": vectors})[0]
         return scores
+
+    def nearest_pairs(self, residuals: Floats, width: int) -> tuple[Ints, Ints]:
+        """The pairs of a residual and a code that are nearest to each other, in any order.
+
+        Args:
+            residuals: (n, b, d) of b beams of n vectors.
+            width: Number of pairs for each vector; at most b times K are there.
+
+        Returns:
+            The beam and the code of each pair, (n, width) each.
+        """
+        size = len(self.codes)
+        width = min(width, residuals.shape[1] * size)
+        (pairs,) = self._best_session.run(None, {"residuals": residuals, "width": np.array([width])})
+        return np.divmod(pairs.astype(np.int64), size)
 
     def nearest(self, vectors: Floats) -> Ints:
         """Nearest code of each vector (Eq. 5), the lowest index among equally near ones: (n, d) -> (n,) int64.
@@ -145,18 +178,11 @@ class QuantizerRuntime:
 
     def _encode_beams(self, z: Floats, greedy: Ints, beams: int) -> Ints:
         """Beam search over the semantic levels. greedy: (n, levels + 1), for the modality and the error to beat."""
-        n, every = len(z), np.arange(len(z))[:, None]
+        every = np.arange(len(z))[:, None]
         codes = greedy[:, None, :1]  # (n, beams so far, levels so far)
         residual = (z - self._books[0].codes[greedy[:, 0]])[:, None]  # (n, beams so far, d)
         for book in self._books[1:]:
-            # 1. Squared distance of each partial sum to each code
-            rows = residual.reshape(-1, self.dim)
-            scores = book.scores(rows) + np.square(rows).sum(axis=1, keepdims=True)  # (n x beams, K)
-            scores = scores.reshape(n, -1)
-            # 2. The best pairs of partial sum and code
-            width = min(beams, scores.shape[1])
-            best = np.argpartition(scores, width - 1, axis=1)[:, :width]
-            parent, code = np.divmod(best, len(book.codes))
+            parent, code = book.nearest_pairs(residual, beams)
             residual = residual[every, parent] - book.codes[code]
             codes = np.concatenate([codes[every, parent], code[:, :, None]], axis=2)
         winner = np.square(residual).sum(axis=2).argmin(axis=1)
