@@ -47,6 +47,8 @@ def genius(talk: Talk, seconds: float, commit_seconds: float, arguments: list[st
     TinyEncoder.encode = encode  # type: ignore[method-assign]
     Genius.from_pretrained = lambda *_, **__: named_model()  # type: ignore[assignment]
     ingest.BATCH, ingest.COMMIT_SECONDS = BATCH, commit_seconds
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that runs in the background has them ignored
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     talk.say(os.getpid())
     with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as ended:
         main(arguments)
