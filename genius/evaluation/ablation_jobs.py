@@ -17,7 +17,7 @@ class AblationJob:
 
     @property
     def training(self) -> AblationTraining:
-        """What is trained for it. Jobs can share a training."""
+        """Settings of the training. Several jobs can share one training."""
         return self.row.training.seeded(self.seed)
 
 

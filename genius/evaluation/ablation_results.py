@@ -146,5 +146,5 @@ def difference(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> Es
 
 
 def _numbers(estimate: Estimate, least: float = -100.0, most: float = 100.0) -> dict[str, float]:
-    """For JSON. The interval stays within what is possible."""
+    """The values for JSON. The interval is clipped to possible values."""
     return {"value": estimate.value, "low": max(least, estimate.low), "high": min(most, estimate.high)}

@@ -83,7 +83,7 @@ class AblationRow:
 
     @property
     def search(self) -> tuple[str, int, tuple[str, ...]]:
-        """What is searched. Rows of one training and size that search alike have the same results."""
+        """Settings of the search. Rows with equal training, size and search settings share their results."""
         return self.setting, self.beam, self.methods
 
 

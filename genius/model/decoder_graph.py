@@ -43,7 +43,7 @@ class DecoderGraph:
         self.seen_names = list(self._seen)
 
     def seen_shapes(self, tokens: str | int, beams: str) -> dict[str, Shape]:
-        """What is kept of the tokens so far, by name: keys and values, sums of code vectors up to each token."""
+        """Shapes of the cached tensors of earlier tokens, by name: keys, values, and sums of code vectors."""
         return {name: [tokens, beams, *shape] for name, shape in self._seen.items()}
 
     def write_query(self, g: Graph) -> None:

@@ -147,8 +147,8 @@ def teacher_logits(decoder: Decoder, z: Tensor, codes: Tensor) -> list[Tensor]:
 def level_errors(logits: list[Tensor], teacher: list[Tensor]) -> Tensor:
     """Squared differences between the logits of each level (n, size), averaged over the semantic levels.
 
-    Half of the weight is spread evenly over the codes of a level, half goes to those that the teacher scores high. A
-    constant that is added to all logits of a level makes no difference.
+    A code's weight is the mean of 1 / K and of its probability under the teacher. Adding a constant to all logits of a
+    level does not change the result.
     """
     total = logits[0].new_zeros(())
     for of_level, target in zip(logits[1:], teacher[1:], strict=True):

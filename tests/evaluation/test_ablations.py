@@ -76,7 +76,7 @@ def test_every_table_of_the_paper_has_its_rows(rows: dict[str, AblationRow]) -> 
 
 
 def test_the_rows_train_the_papers_decoder(rows: dict[str, AblationRow]) -> None:
-    """All codes come from the layers, hard labels, and every query is augmented but where that is what is left out."""
+    """No residual input or score, hard labels, and augmented queries except in the row without augmentation."""
     for name, row in rows.items():
         decoder = row.training.config.decoder
         if row.table.title != "Ours" or name.startswith("learn-hard"):

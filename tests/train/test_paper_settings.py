@@ -80,7 +80,7 @@ FREE = {
     "decoder.items",
     "decoder.sharpness",
 }
-"""Settings that do not change what is trained."""
+"""Settings without effect on the trained weights."""
 
 
 def setting(config: TrainConfig, name: str) -> object:

@@ -57,16 +57,22 @@ def test_what_is_absent_is_a_row_of_zeros(vectors: FrozenVectors) -> None:
     np.testing.assert_array_equal(text, np.stack([np.zeros(DIM), vectors.texts[2]]))
 
 
+def drawn(stage: QuantizerStage, step: int) -> tuple[np.ndarray, np.ndarray, torch.Tensor, torch.Tensor]:
+    """Queries and targets of a step, by number, and their fused vectors."""
+    queries, targets = stage.pairs.draw(step_rng(3, "quantizer", step), CONFIG.batch)
+    train = stage.data.train
+    z_q = stage.fusion(*tensor_pair(stage.vectors, stage.pairs.text[queries], stage.pairs.image[queries]))
+    z_c = stage.fusion(*tensor_pair(stage.vectors, train.text[targets], train.image[targets]))
+    return queries, targets, z_q, z_c
+
+
 def test_the_loss_is_eq_8(stage: QuantizerStage) -> None:
     """L_cl + beta L_rq + gamma L_mse, L_rq by dimension, for queries and targets with the target's modality."""
     stage.module.eval()
     with torch.no_grad():
         loss, figures = stage.loss(5)
-        queries, targets = stage.pairs.draw(step_rng(3, "quantizer", 5), CONFIG.batch)
-        train = stage.data.train
-        z_q = stage.fusion(*tensor_pair(stage.vectors, stage.pairs.text[queries], stage.pairs.image[queries]))
-        z_c = stage.fusion(*tensor_pair(stage.vectors, train.text[targets], train.image[targets]))
-        kinds = torch.from_numpy(train.modality[targets])
+        queries, targets, z_q, z_c = drawn(stage, 5)
+        kinds = torch.from_numpy(stage.data.train.modality[targets])
         masked = torch.from_numpy(stage.pairs.false_negatives(queries, targets))
         assert masked.any()
         q, c = (stage.quantizer(z, kinds) for z in (z_q, z_c))
@@ -141,13 +147,10 @@ def test_l_rq_is_the_sum_of_eq_7_or_its_mean_over_levels(
     stage.module.eval()
     with torch.no_grad():
         loss, figures = stage.loss(5)
-        queries, targets = stage.pairs.draw(step_rng(3, "quantizer", 5), CONFIG.batch)
-        train = stage.data.train
-        z_q = stage.fusion(*tensor_pair(stage.vectors, stage.pairs.text[queries], stage.pairs.image[queries]))
-        z_c = stage.fusion(*tensor_pair(stage.vectors, train.text[targets], train.image[targets]))
+        _, targets, z_q, z_c = drawn(stage, 5)
     distances = []  # (vectors, levels)
     for z in (z_q, z_c):
-        for vector, modality in zip(z.double().numpy(), train.modality[targets], strict=True):
+        for vector, modality in zip(z.double().numpy(), stage.data.train.modality[targets], strict=True):
             residual, found = vector, []
             for level, book in enumerate(stage.quantizer.codebooks):
                 away = np.square(residual - book.numpy()).sum(axis=1)
