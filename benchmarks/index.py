@@ -9,7 +9,7 @@ Ours are made from ready vectors by `Index.add_vectors`. Three kinds:
 - `paper`: codes only, eight levels of 4,096 behind the modality; a decoder of that size with random weights, and IDs
   drawn for it (see material.py), because giving millions of items their real codes would take long. How fast a model
   of that size really gives them is measured apart.
-- `mini`: codes only, as the bundled model gives them to real vectors, mixed to as many as are needed (see scale.py).
+- `mini`: codes only, as the bundled model gives them to real vectors, mixed to many (see throughput.py).
   RUN is a run of `genius evaluate`, which lends its vectors; without one, sentences are encoded.
 - `mini+`: the same with embeddings. The others have the same vectors: `hnsw` (Faiss, in memory only), `lance-hnsw` and
   `lance-pq` (what LanceDB uses). One that would take longer than a quarter of an hour to build, going by a smaller one,
@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-import scale
+import throughput
 from index_baselines import Baseline, HnswBaseline, LanceBaseline, size_on_disk
 from index_results import NAMES, OURS, IndexResults, sheets, write_page
 from index_sources import Source, Sources
@@ -58,7 +58,7 @@ from genius.runtime.threads import set_thread_count
 from genius.search.options import MODES
 
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000"
-K = scale.K
+K = throughput.K
 BLOCK = 262_144  # items made and added at once
 CHANGED = 1000  # items added or deleted
 ROUNDS = 5
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
-    sizes = scale.parse_sizes(arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES))
+    sizes = throughput.parse_sizes(arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES))
     indexes = arguments.indexes.split(",")
     unknown = sorted(set(indexes) - set(NAMES))
     if unknown:

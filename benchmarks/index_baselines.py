@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import scale
+import throughput
 
 from genius.evaluation.baselines import HNSW_BUILD, HNSW_LINKS, HNSW_SEARCH
 
-K = scale.K
+K = throughput.K
 
 
 class Baseline(Protocol):

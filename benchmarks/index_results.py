@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import scale
+import throughput
 from search_results import Sheet, count, fill_page, number
 
 from genius.errors import GeniusError
@@ -93,7 +93,7 @@ class IndexResults:
 
     def write(self) -> None:
         kept = {"machine": self.machine, "about": self.about, "rates": self.rates, "skipped": self.skipped}
-        scale.write(self.path, {**kept, "rows": list(self.rows.values())})
+        throughput.write(self.path, {**kept, "rows": list(self.rows.values())})
 
     def get(self, collection: str, items: int, name: str) -> float | None:
         row = self.rows.get((collection, items))

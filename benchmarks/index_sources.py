@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import scale
+import throughput
 from material import PAPER, likely_codes, random_model, unit
 from rich.progress import Progress
 
@@ -50,7 +50,7 @@ class Mixed:
         weight = rng.uniform(0.5, 0.9, count).astype(np.float32)
         real = np.random.default_rng(1).permutation(len(self.items))[start : start + count]
         first[: len(real)], weight[: len(real)] = real, 1
-        parts = (scale.mixture(part, first, second, weight) for part in (self.items.image, self.items.text))
+        parts = (throughput.mixture(part, first, second, weight) for part in (self.items.image, self.items.text))
         return Vectors(*parts)
 
 
@@ -104,10 +104,10 @@ class Sources:
 
 
 def drawn_source() -> Source:
-    text = unit(np.random.default_rng(0).standard_normal((scale.QUERIES, PAPER.dim), dtype=np.float32))
+    text = unit(np.random.default_rng(0).standard_normal((throughput.QUERIES, PAPER.dim), dtype=np.float32))
     return Drawn("random weights, IDs drawn from what the decoder finds likely", Vectors(np.zeros_like(text), text))
 
 
 def mixed_source(run: Path, progress: Progress) -> Source:
-    about, items, asked = scale.base_vectors(Genius.from_pretrained("mini"), run, progress)
+    about, items, asked = throughput.base_vectors(Genius.from_pretrained("mini"), run, progress)
     return Mixed(f"vectors of {len(items):,} {about}, mixed to the sizes below", asked, items)

@@ -2,7 +2,7 @@
 
 Two kinds. `paper_material` has a decoder of the paper's size with random weights (how long it takes does not depend on
 what it has learned) and IDs drawn for it. `mini_material` has the bundled model and vectors of real items, mixed to as
-many as are needed (see `scale.py`), and IDs that are really theirs.
+many as are needed (see `throughput.py`), and IDs that are really theirs.
 """
 
 import time
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import scale
+import throughput
 import torch
 from rich.progress import Progress
 
@@ -98,7 +98,7 @@ def mini_material(run: Path, size: int, queries: int, progress: Progress) -> Mat
     """`size` items with the codes and embeddings that `mini` gives them, made block by block."""
     make_model = partial(Genius.from_pretrained, "mini")
     model = make_model()
-    about, items, asked = scale.base_vectors(model, run, progress)
+    about, items, asked = throughput.base_vectors(model, run, progress)
     asked = asked[:queries]
     of_items, of_others, of_weights, of_order = (np.random.default_rng([1, i]) for i in range(4))
     first, second = (rng.integers(0, len(items), size) for rng in (of_items, of_others))
@@ -108,9 +108,11 @@ def mini_material(run: Path, size: int, queries: int, progress: Progress) -> Mat
     codes = np.empty((size, len(model.sizes)), np.uint16)
     embeddings = np.empty((size, model.dim), np.float16)
     bar, spent = progress.add_task(f"codes of {size:,} items", total=size), 0.0
-    for start in range(0, size, scale.BLOCK):
-        block = slice(start, start + scale.BLOCK)
-        mixed = (scale.mixture(part, first[block], second[block], weight[block]) for part in (items.image, items.text))
+    for start in range(0, size, throughput.BLOCK):
+        block = slice(start, start + throughput.BLOCK)
+        mixed = (
+            throughput.mixture(part, first[block], second[block], weight[block]) for part in (items.image, items.text)
+        )
         vectors = Vectors(*mixed)
         began = time.perf_counter()
         codes[block] = model.codes(vectors)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import scale
+import throughput
 import torch
 from flops import Machine, Products, use_threads
 from flops import flops as count_flops
@@ -105,7 +105,7 @@ def main() -> None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         results = SearchResults.read(arguments.out / "search.json")
         if arguments.page is None:
-            sizes = scale.parse_sizes(arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES))
+            sizes = throughput.parse_sizes(arguments.sizes or (QUICK_SIZES if arguments.quick else SIZES))
             threads, batches = (numbers(getattr(arguments, name), name) for name in ("threads", "batches"))
             effort = QUICK if arguments.quick else FULL
             vectors = arguments.vectors or arguments.out
@@ -202,7 +202,7 @@ class Contender:
 
     @property
     def disturbed(self) -> bool:
-        return self.worked < scale.CORE_SHARE * self.waited
+        return self.worked < throughput.CORE_SHARE * self.waited
 
 
 def race(contenders: dict[tuple[str, str], Contender], what: str, progress: Progress, turn: float) -> None:
@@ -252,7 +252,7 @@ class Comparison:
         if not missing:
             return
         use_threads(1)  # the time that codes take counts as building
-        self.material = self.make(max(missing), max(*self.settings.batches, scale.QUERIES))
+        self.material = self.make(max(missing), max(*self.settings.batches, throughput.QUERIES))
         self.results.about[self.name] = self.material.about
         for size in missing:
             self.measure_size(size)
@@ -486,7 +486,7 @@ class MiniComparison(Comparison):
         return search
 
     def query(self, number: int) -> Query:
-        return Query(scale.sentences(np.random.default_rng(number), 1)[0], target="image")
+        return Query(throughput.sentences(np.random.default_rng(number), 1)[0], target="image")
 
     def encode(self, number: int) -> np.ndarray:
         """Encode a text query into the vectors that a search takes."""
@@ -498,12 +498,12 @@ class MiniComparison(Comparison):
         if method in self.baselines:
             baseline = self.baselines[method]
             rows = baseline.search(self.material.asked, K)
-            return scale.shared(rows, self.truth), baseline.bytes_per_item, baseline.build_seconds
+            return throughput.shared(rows, self.truth), baseline.bytes_per_item, baseline.build_seconds
         _, bytes_per_item, build_seconds = super().worth(method, target)
         if method not in OURS:
             return None, bytes_per_item, build_seconds
         rows = self.our_search(method, target)(slice(None))
-        return scale.shared(rows, self.truth), bytes_per_item, build_seconds
+        return throughput.shared(rows, self.truth), bytes_per_item, build_seconds
 
 
 def products_are_quicker(baseline: FaissBaseline, asked: np.ndarray) -> bool:

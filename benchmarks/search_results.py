@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import scale
+import throughput
 from rich.table import Table
 
 from genius.errors import GeniusError
@@ -101,7 +101,7 @@ class SearchResults:
 
     def write(self) -> None:
         kept = {"machine": self.machine, "about": self.about, "skipped": self.skipped}
-        scale.write(self.path, {**kept, "rows": list(self.rows.values()), "tries": list(self.tries.values())})
+        throughput.write(self.path, {**kept, "rows": list(self.rows.values()), "tries": list(self.tries.values())})
 
     def get(self, decoder: str, items: int, threads: int, batch: int, method: str, target: str = "") -> Row | None:
         return self.rows.get((decoder, items, threads, batch, method, target))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import scale
+import throughput
 from index_results import Bar
 from search_results import Sheet, fill_page, number
 
@@ -69,7 +69,7 @@ class ServeResults:
 
     def add(self, name: str, values: Mapping[str, float], disturbed: bool) -> None:
         self.rows[name] = Row(dict(values), disturbed)
-        scale.write(self.path, {"machine": self.machine, "about": self.about, "rows": self.rows})
+        throughput.write(self.path, {"machine": self.machine, "about": self.about, "rows": self.rows})
 
     def get(self, name: str, figure: str) -> float | None:
         return self.rows[name].values.get(figure) if name in self.rows else None
