@@ -18,7 +18,7 @@ from genius.search.rerank import CodeVectors, by_codes, by_embedding, top
 from genius.search.results import BatchResult, Branch, SearchTrace, TopK
 from genius.search.trie import Trie, concatenate_ranges
 
-MIN_MODALITY_RATIO = 0.1
+MIN_MODALITY_RATIO = 0.5
 """The default of `Searcher.search`."""
 
 RANK_BLOCK = 16_384  # embeddings that are read at once

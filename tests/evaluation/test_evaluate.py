@@ -28,6 +28,7 @@ from genius.evaluation.runs import BASELINES, CUTS, METHODS, PROTOCOLS, SETTINGS
 from genius.model.encoder_only import encoder_only
 from genius.model.genius import Genius
 from genius.networks.quantizer import Quantizer
+from genius.search.searcher import MIN_MODALITY_RATIO
 
 QUIET = Console(quiet=True)
 
@@ -306,7 +307,7 @@ def test_beam_and_budget_reach_the_search(model: Genius, bench: Benchmark, monke
         seen.clear()
         evaluate(model, bench, console=QUIET, protocol=protocol, **asked)
         every = {"rerank"} if protocol == "paper" else set()  # modes that leave out no modality
-        assert seen == {(mode, 33, 44, bare, 0.0 if mode in every else 0.1) for mode, bare in modes}
+        assert seen == {(mode, 33, 44, bare, 0.0 if mode in every else MIN_MODALITY_RATIO) for mode, bare in modes}
 
 
 def test_the_papers_protocol_keeps_the_own_image(model: Genius, bench: Benchmark, scores: list[TaskResult]) -> None:
