@@ -13,6 +13,7 @@ import typer
 from genius.cli import convert, demo, evaluation, mcp, search, serve, train
 from genius.cli import maintenance as _maintenance  # noqa: F401 (adds its commands to index_app)
 from genius.cli.console import complain
+from genius.cli.dataset import dataset_app
 from genius.cli.index import index_app
 from genius.cli.mbeir import mbeir_app
 from genius.cli.model import model_app
@@ -35,6 +36,7 @@ app.add_typer(index_app, name="index", rich_help_panel=SEARCH)
 app.command(epilog=search.EPILOG, rich_help_panel=SEARCH)(search.search)
 app.command(epilog=serve.EPILOG, rich_help_panel=SEARCH)(serve.serve)
 app.command(epilog=mcp.EPILOG, rich_help_panel=SEARCH)(mcp.mcp)
+app.add_typer(dataset_app, name="dataset", rich_help_panel=MODELS)
 app.command(epilog=train.EPILOG, rich_help_panel=MODELS)(train.train)
 app.add_typer(model_app, name="model", rich_help_panel=MODELS)
 app.command(epilog=convert.EPILOG, rich_help_panel=MODELS)(convert.convert)

@@ -82,7 +82,7 @@ def _as_dict(found: "CheckReport") -> dict[str, object]:
 def _show(found: "CheckReport", own: bool) -> None:
     for split in dict.fromkeys(row.split for row in found.rows):
         say(split if own else f"{split} (in brackets: Table 1 of the supplement, rounded there)")
-        stdout().print(_table([row for row in found.rows if row.split == split]))
+        stdout().print(counts_table([row for row in found.rows if row.split == split]))
     for split, count in found.global_pools.items():
         say(f"Global pool of {split}: {counted(count, 'candidate')}.")
     say(f"Opened {counted(found.images, 'image')}.")
@@ -97,7 +97,8 @@ def _show(found: "CheckReport", own: bool) -> None:
         say("All files are complete." if own else "All files are complete and have the published counts.")
 
 
-def _table(rows: "list[TaskCounts]") -> Table:
+def counts_table(rows: "list[TaskCounts]") -> Table:
+    """A table of the tasks of one split."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("task", no_wrap=True)
     for name in ("queries", "relevant per query", "candidates"):

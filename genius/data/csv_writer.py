@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import IO, Any
 
-from genius.data.readers import CONTENT_COLUMNS, typed_cell
+from genius.data.readers import CONTENT_COLUMNS
+from genius.data.tables import typed_cell
 
 
 class CsvWriter:
@@ -54,5 +55,5 @@ def _cell(value: Any) -> str:
 
 
 def _reads_as(name: str, cell: str, value: Any) -> bool:
-    read = typed_cell(name, cell)
+    read = typed_cell(name, cell, CONTENT_COLUMNS)
     return type(read) is type(value) and read == value

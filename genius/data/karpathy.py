@@ -12,7 +12,13 @@ from typing import Any
 
 from genius.data.items import Modality
 from genius.data.mbeir import Candidate, Instruction, MBQuery, Task
-from genius.data.mbeir_writer import write_global_pool, write_instructions, write_pool, write_queries
+from genius.data.mbeir_writer import (
+    check_new_folder,
+    write_global_pool,
+    write_instructions,
+    write_pool,
+    write_queries,
+)
 from genius.errors import BadData
 
 SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
@@ -39,8 +45,7 @@ def write_karpathy(file: str | os.PathLike[str], images: str | os.PathLike[str],
     """
     file, images, out = Path(file), Path(images), Path(out)
     name, entries = _read(file)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadData(f"{out} exists already. Choose a new folder, so that nothing is overwritten.")
+    check_new_folder(out)
     if not images.is_dir():
         raise BadData(f"There is no folder {images}. Give the folder that holds the images.")
     lost = next((path for _, path, _ in entries if not (images / path).is_file()), None)

@@ -22,6 +22,12 @@ from genius.data.mbeir import (
 from genius.errors import BadData
 
 
+def check_new_folder(out: Path) -> None:
+    """Raise BadData if a folder to write exists and is not empty."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadData(f"{out} exists already. Choose a new folder, so that nothing is overwritten.")
+
+
 def write_queries(root: str | os.PathLike[str], task: Task, split: str, queries: Iterable[MBQuery]) -> None:
     """Write the queries of a task and its qrels, which come from their positives."""
     queries = list(queries)

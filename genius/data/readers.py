@@ -3,25 +3,20 @@
 Reading is lazy. A row that cannot be read gives a BadItem and does not stop the others. Images are not opened.
 """
 
-import csv
 import json
-import math
 import os
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from itertools import chain, count
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from genius.data import tables
 from genius.data.images import SUFFIXES
 from genius.data.items import Item, printable
-from genius.data.json_array import array_elements
+from genius.data.tables import Place, image_cell
 from genius.errors import BadData, BadItem
 
 UNDERSTOOD = (
@@ -35,9 +30,6 @@ UNDERSTOOD = (
 _IMAGES = SUFFIXES | {".svg", ".heic", ".heif"}
 CONTENT_COLUMNS = frozenset(("id", "text", "caption", "image", "metadata"))
 """Columns of a table that are not metadata fields."""
-_BEGINNING = 1 << 16  # bytes of a JSON file that tell an array from lines
-_DELIMITERS = ",;\t|"
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 
 def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
@@ -61,8 +53,8 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
         items = _read_folder(path)
     elif suffix in _IMAGES:
         items = iter([_image_file(path, path.name)])
-    elif suffix in _TABLES:
-        items = _TABLES[suffix](path)
+    elif suffix in tables.SUFFIXES:
+        items = _read_table(path)
     else:
         raise BadData(f"{printable(str(path))}: the file format is not supported. Give {UNDERSTOOD}.")
     first = next(items, None)
@@ -77,11 +69,13 @@ def count_items(path: str | os.PathLike[str]) -> int | None:
     A file that changes meanwhile, or is damaged, can have more or fewer items.
     """
     path = Path(path)
-    count = _count_folder if path.is_dir() else _COUNTS.get(path.suffix.lower())
-    if count is None:
-        return 1 if path.suffix.lower() in _IMAGES else None
+    suffix = path.suffix.lower()
     try:
-        return count(path)
+        if path.is_dir():
+            return _count_folder(path)
+        if suffix in tables.SUFFIXES:
+            return tables.count_rows(path, CONTENT_COLUMNS)
+        return 1 if suffix in _IMAGES else None
     except (OSError, ValueError, RecursionError, pa.ArrowException):  # reported by `read_items`
         return None
 
@@ -167,157 +161,18 @@ def _side_metadata(path: Path) -> dict[str, Any]:
 # Tables
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A row of a file."""
-
-    file: Path
-    number: int
-
-    def __str__(self) -> str:
-        return f"{printable(self.file.name)}, row {self.number}"
-
-    @property
-    def id(self) -> str:
-        return f"{printable(self.file.name)}#{self.number}"
-
-
-def _count_json(path: Path) -> int:
-    if _beginning(path).startswith("["):
-        with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
-            return sum(1 for _ in array_elements(file))
-    with open(path, "rb") as lines:
-        return sum(1 for line in lines if not line.isspace())
-
-
-def _count_parquet(path: Path) -> int:
-    return int(pq.read_metadata(path).num_rows)
-
-
-def _count_csv(path: Path) -> int:
-    return sum(1 for _ in _csv_rows(path)) - 1
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, list[str] | csv.Error]]:
-    """Yield the header and the rows of a CSV file that are not empty, numbered as in a spreadsheet from 1 on."""
-    csv.field_size_limit(max(csv.field_size_limit(), 1 << 24))  # the default is too small for long texts
-    # surrogateescape: an invalid byte affects one row only
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        header_line = file.readline()
-        delimiter = max(_DELIMITERS, key=lambda mark: len(CONTENT_COLUMNS & set(_header(header_line, mark))))
-        yield 1, _header(header_line, delimiter)
-        rows = csv.reader(file, delimiter=delimiter, strict=True)
-        for number in count(2):
-            try:
-                cells = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield number, error
-                continue
-            if any(cells):
-                yield number, cells
-
-
-def _read_csv(path: Path) -> Iterator[Item | BadItem]:
-    """Read a CSV file."""
-    rows = _csv_rows(path)
-    header = next(rows)[1]
-    assert isinstance(header, list)
-    _check_columns(path, header)
-    for number, cells in rows:
-        place = _Place(path, number)
-        if isinstance(cells, csv.Error):
-            yield BadItem(place.id, f"{place}: the row is not valid CSV ({cells}). Check its quotes.")
-        elif len(cells) > len(header):
-            reason = f"the row has {len(cells)} cells, the header {len(header)}. Put quotes around its text."
-            yield BadItem(place.id, f"{place}: {reason}")
+def _read_table(path: Path) -> Iterator[Item | BadItem]:
+    is_json = path.suffix.lower() in tables.JSON_SUFFIXES
+    root = _benchmark_root(path)
+    for row in tables.read_rows(path, CONTENT_COLUMNS, partial(_check_columns, path)):
+        if isinstance(row, BadItem):
+            yield row
+            continue
+        place, values = row
+        if is_json and "did" in values and "id" not in values:
+            yield _from_row(_from_candidate(values), place, root)
         else:
-            yield _from_row({name: typed_cell(name, cell) for name, cell in zip(header, cells, strict=False)}, place)
-
-
-def _header(line: str, delimiter: str) -> list[str]:
-    return [_known(name) for name in next(csv.reader([line], delimiter=delimiter), [])]
-
-
-def typed_cell(name: str, cell: str) -> Any:
-    """Convert a metadata cell to a number or boolean if it is one, and an empty cell to None."""
-    if not cell.strip():
-        return None
-    if name in CONTENT_COLUMNS:
-        return cell
-    if cell in ("true", "false") or (_NUMBER.fullmatch(cell) and math.isfinite(float(cell))):
-        return json.loads(cell)
-    return cell
-
-
-def _read_json(path: Path) -> Iterator[Item | BadItem]:
-    """Read a file that holds an array of objects, or one object per line."""
-    beginning = _beginning(path)
-    if beginning.startswith("["):
-        yield from _read_json_array(path)
-    elif path.suffix.lower() == ".json" and not _is_object(beginning.partition("\n")[0]):
-        raise BadData(
-            f"{printable(str(path))}: the file holds neither an array of objects, such as "
-            '[{"id": "a", "text": "..."}], nor one object per line. Write it in one of these ways.'
-        )
-    else:
-        yield from _read_jsonl(path)
-
-
-def _beginning(path: Path) -> str:
-    with open(path, "rb") as file:
-        return file.read(_BEGINNING).decode("utf-8-sig", "replace").lstrip()
-
-
-def _is_object(line: str) -> bool:
-    """Whether a line is an object; a line longer than a block counts as one if it begins like one."""
-    try:
-        return len(line) > _BEGINNING // 2 or isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _read_json_array(path: Path) -> Iterator[Item | BadItem]:
-    """Read the elements of an array one by one. What follows a syntax error cannot be read."""
-    root = _benchmark_root(path)
-    number = 0
-    # surrogateescape: an invalid byte affects one element only
-    with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
-        try:
-            for number, row in enumerate(array_elements(file), 1):
-                yield _from_object(row, _Place(path, number), root)
-        except (ValueError, RecursionError) as error:
-            place = _Place(path, number + 1)
-            if number == 0:
-                raise BadData(f"{place}: the file is not a JSON array ({error}). Correct it.") from error
-            yield BadItem(
-                place.id, f"{place} and all rows after it cannot be read: the file is not JSON ({error}). Correct it."
-            )
-
-
-def _read_jsonl(path: Path) -> Iterator[Item | BadItem]:
-    root = _benchmark_root(path)
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.isspace():
-                continue
-            place = _Place(path, number)
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield BadItem(place.id, f"{place}: the line is not JSON ({error}). Correct it.")
-                continue
-            yield _from_object(row, place, root)
-
-
-def _from_object(row: Any, place: _Place, root: Path) -> Item | BadItem:
-    """Convert a JSON value to an item."""
-    if not isinstance(row, dict):
-        return BadItem(place.id, f'{place}: there must be an object such as {{"id": "a", "text": "..."}}.')
-    if "did" in row and "id" not in row:
-        return _from_row(_from_candidate(row), place, root)
-    return _from_row({_known(name): value for name, value in row.items()}, place)
+            yield _from_row(values, place)
 
 
 def _from_candidate(row: dict[str, Any]) -> dict[str, Any]:
@@ -332,52 +187,6 @@ def _benchmark_root(path: Path) -> Path:
     return next((folder for folder in parents if (folder / "cand_pool").is_dir()), path.parent)
 
 
-def _read_parquet(path: Path) -> Iterator[Item | BadItem]:
-    number = 0
-    try:
-        with open(path, "rb") as file:
-            table = pq.ParquetFile(file)
-            _check_columns(path, [_known(name) for name in table.schema_arrow.names])
-            for batch in table.iter_batches(batch_size=64):  # small: rows may hold whole images
-                for row in batch.to_pylist():
-                    number += 1
-                    named = {_known(name): _jsonable(_known(name), value) for name, value in row.items()}
-                    yield _from_row(named, _Place(path, number))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        reason = f"the file is damaged or not Parquet ({' '.join(str(error).split())}). Write it again."
-        if number == 0:
-            raise BadData(f"{printable(str(path))}: {reason}") from error
-        place = _Place(path, number + 1)
-        yield BadItem(place.id, f"{place} and all rows after it cannot be read: {reason}")
-
-
-def _jsonable(name: str, value: Any) -> Any:
-    """Convert a cell to a JSON value; None for NaN and for bytes outside the image column."""
-    match value:
-        case _ if name == "image":
-            return value
-        case bytes():
-            return None
-        case float() if not math.isfinite(value):
-            return None
-        case datetime() | date() | time():
-            return value.isoformat()
-        case timedelta():
-            return value.total_seconds()
-        case Decimal():
-            return float(value)
-        case list() | tuple():
-            return [_jsonable("", entry) for entry in value]
-        case dict():
-            return {str(key): _jsonable("", entry) for key, entry in value.items()}
-    return value
-
-
-def _known(name: str) -> str:
-    """Normalise the name of a column: " Text" is text."""
-    return name.strip().lower() if name.strip().lower() in CONTENT_COLUMNS else name.strip()
-
-
 def _check_columns(path: Path, columns: list[str]) -> None:
     if not {"text", "caption", "image"} & set(columns):
         found = printable(", ".join(columns))[:200] or "none"
@@ -387,7 +196,7 @@ def _check_columns(path: Path, columns: list[str]) -> None:
         )
 
 
-def _from_row(row: dict[str, Any], place: _Place, root: Path | None = None) -> Item | BadItem:
+def _from_row(row: dict[str, Any], place: Place, root: Path | None = None) -> Item | BadItem:
     """Convert a row to an item. Image paths are relative to `root`, by default the folder of the file."""
     id = row.pop("id", None)
     id = place.id if id in (None, "") else str(id) if type(id) is int else id
@@ -402,7 +211,7 @@ def _from_row(row: dict[str, Any], place: _Place, root: Path | None = None) -> I
             Item(
                 id,
                 text=text,
-                image=_image(image, root or place.file.parent),
+                image=image_cell(image, root or place.file.parent),
                 metadata={key: value for key, value in metadata.items() if value is not None},
             )
         )
@@ -420,36 +229,7 @@ def _as_object(value: Any) -> Any:
         return value
 
 
-def _image(value: Any, root: Path) -> Any:
-    """Return bytes or a path from an image cell. Data-set libraries write {"bytes", "path"}."""
-    if isinstance(value, dict):
-        value = value.get("path") if value.get("bytes") is None else value["bytes"]
-    if not isinstance(value, str):
-        return value
-    if not value.strip() or re.match(r"https?://", value):
-        return value.strip() or None
-    return os.path.join(root, value.strip())
-
-
 def _checked(item: Item) -> Item:
     """Return the item; raise BadItem if it has neither text nor an image."""
     _ = item.modality
     return item
-
-
-_TABLES = {
-    ".csv": _read_csv,
-    ".tsv": _read_csv,
-    ".json": _read_json,
-    ".jsonl": _read_json,
-    ".ndjson": _read_json,
-    ".parquet": _read_parquet,
-}
-_COUNTS = {
-    ".csv": _count_csv,
-    ".tsv": _count_csv,
-    ".json": _count_json,
-    ".jsonl": _count_json,
-    ".ndjson": _count_json,
-    ".parquet": _count_parquet,
-}

@@ -3,8 +3,6 @@
 Items are read and written a few at a time. The result appears under its name only when it is complete.
 """
 
-import hashlib
-import io
 import json
 import os
 import tempfile
@@ -16,10 +14,9 @@ from typing import IO, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
 from genius.data.csv_writer import CsvWriter
-from genius.data.image_headers import FORMATS as IMAGE_FORMATS
+from genius.data.image_folder import ImageFolder
 from genius.data.items import Item
 from genius.errors import BadData, BadItem, GeniusError
 from genius.index.snapshot import Snapshot
@@ -137,29 +134,11 @@ def _read_image(id: str, path: str, bad: list[BadItem]) -> bytes | None:
         return None
 
 
-class _ImageFolder:
-    """A folder of images named by their hash, so that each is stored once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.count = 0
-        self._folder = folder
-
-    def save(self, image: bytes) -> str:
-        """Write an image; return its path relative to the parent of the folder."""
-        name = hashlib.blake2b(image, digest_size=16).hexdigest()
-        file = self._folder / name[:2] / f"{name[2:]}{_suffix(image)}"
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(image)
-            self.count += 1
-        return file.relative_to(self._folder.parent).as_posix()
-
-
 class _CsvWriter:
     """A CSV file, and a folder of images."""
 
     def __init__(self, path: Path, fields: list[str]) -> None:
-        self._images = _ImageFolder(_images_folder(path))
+        self._images = ImageFolder(_images_folder(path))
         self._file: IO[str] = open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115 (closed by `close`)
         self._table = CsvWriter(self._file, fields)
 
@@ -181,7 +160,7 @@ class _JsonWriter:
     def __init__(self, path: Path, mbeir: bool) -> None:
         self._mbeir = mbeir
         file = path / POOL if mbeir else path
-        self._images = _ImageFolder(path / "mbeir_images" if mbeir else _images_folder(path))
+        self._images = ImageFolder(path / "mbeir_images" if mbeir else _images_folder(path))
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = open(file, "w", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed by `close`)
 
@@ -207,14 +186,6 @@ class _JsonWriter:
 
 def _images_folder(path: Path) -> Path:
     return path.with_name(f"{path.stem}_images")
-
-
-def _suffix(content: bytes) -> str:
-    try:
-        with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
-            return f".{(image.format or 'img').lower()}"
-    except Exception:  # parsers raise many types
-        return ".img"
 
 
 class _ParquetWriter:
