@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import resvg_py
 from PIL import Image
@@ -42,7 +43,7 @@ def render(svg: str) -> bytes:
     """Draw an icon in black on white; return a PNG file."""
     drawn = resvg_py.svg_to_bytes(svg_string=svg, width=SIDE, height=SIDE, background="#ffffff")
     png = io.BytesIO()
-    Image.open(io.BytesIO(bytes(drawn))).convert("L").save(png, "PNG", optimize=True)
+    Image.open(io.BytesIO(bytes(drawn))).convert("L").save(png, "PNG")
     return png.getvalue()
 
 
@@ -51,30 +52,27 @@ def words(name: str) -> str:
     return re.sub(r"[-_\s]+", " ", name).strip()
 
 
-def texts(icon: dict[str, list[str]], name: str) -> list[str]:
-    """The name with its tags, and each alias."""
-    tags = ", ".join(tag.replace(" / ", " and ") for tag in icon["tags"])
-    return [words(name), *map(words, icon["aliases"]), *([f"{words(name)} ({tags})"] if tags else [])]
+def texts(icon: dict[str, Any]) -> list[str]:
+    """The name, each alias, and the name with its tags."""
+    name, tags = words(icon["name"]), ", ".join(tag.replace(" / ", " and ") for tag in icon["tags"])
+    return [name, *map(words, icon["aliases"]), *([f"{name} ({tags})"] if tags else [])]
 
 
 def make(archive: Path, out: Path, limit: int | None = None) -> DatasetReport:
     """Make the benchmark from the archive of the package."""
-    with tarfile.open(archive) as package:
-        files = {member.name: member for member in package.getmembers()}
+    files: dict[str, bytes] = {}
+    with tarfile.open(archive) as package:  # in one pass: to go back is slow in a compressed archive
+        for member in package:
+            if (file := package.extractfile(member)) is not None:
+                files[member.name] = file.read()
+    icons = json.loads(files["package/meta.json"])[:limit]
 
-        def read(name: str) -> str:
-            file = package.extractfile(files[f"package/{name}"])
-            assert file is not None
-            return file.read().decode()
+    def items() -> Iterator[Item]:
+        for icon in track(icons, "rendering", console=console):
+            yield Item(icon["name"], image=render(files[f"package/svg/{icon['name']}.svg"].decode()))
 
-        icons = json.loads(read("meta.json"))[:limit]
-
-        def items() -> Iterator[Item]:
-            for icon in track(icons, "rendering", console=console):
-                yield Item(icon["name"], image=render(read(f"svg/{icon['name']}.svg")))
-
-        pairs = [Pair(Query(text), icon["name"]) for icon in icons for text in texts(icon, icon["name"])]
-        return make_dataset(out, items(), pairs, both_ways=True, test=0.2, name="icons")
+    pairs = [Pair(Query(text), icon["name"]) for icon in icons for text in texts(icon)]
+    return make_dataset(out, items(), pairs, both_ways=True, test=0.2, name="icons")
 
 
 def main() -> None:

@@ -120,6 +120,6 @@ def _show(report: "DatasetReport") -> None:
     if report.one_way:
         say(f"{counted(report.one_way, 'pair')} searched in one direction only: the query is in another split.")
     if report.unused_columns:
-        complain(f"Columns without a role: {', '.join(report.unused_columns)}. See --columns if one is needed.")
+        say(f"Columns without a role: {', '.join(report.unused_columns)}. See --columns if one is needed.")
     for split, task in report.missing:
         complain(f"{task} has no queries in {split}: too few items.")

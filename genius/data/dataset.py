@@ -210,9 +210,9 @@ class _Maker:
             caption = content.text if self.captions and content.image else None
             if caption:
                 content = replace(content, text=None)
-            number = self._candidate(content)
-            if self.ids.setdefault(item.id, number) != number:
+            if item.id in self.ids and self.contents[self.ids[item.id]] != content:
                 raise BadItem(item.id, "another item has the same id. Give every item its own id.")
+            self.ids[item.id] = number = self._candidate(content)
         except BadItem as error:
             self.report.bad.append(error)
         except BadImage as error:

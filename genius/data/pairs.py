@@ -104,7 +104,7 @@ class PairTable:
         try:
             roles = self._find_roles(tuple(row))
         except BadData as error:  # of an object in a JSON file, which has no header
-            return BadItem(place.id, f"{place}: {error}")
+            return BadItem(str(place), str(error))
         value = {role: row.get(roles.get(role, "")) for role in self._names}
         try:
             text, item = (None if value[role] is None else str(value[role]).strip() for role in ("query", "item"))
@@ -113,7 +113,7 @@ class PairTable:
             query = Query(text, image_cell(value["query_image"], self.path.parent))
             return Pair(query, item, _clicks(value["clicks"]), str(place))
         except BadItem as error:
-            return BadItem(place.id, f"{place}: {error.reason}")
+            return BadItem(str(place), error.reason)
 
 
 def _clicks(value: Any) -> float:

@@ -594,6 +594,7 @@ def test_version(run):
         *("index count", "index info", "index versions", "index verify", "index reindex", "index compact"),
         *("index export", "search", "demo", "train", "evaluate", "ablate", "report", "serve", "mcp", "convert"),
         *("model push", "model card", "model onnx", "model t5", "mbeir check", "mbeir karpathy"),
+        "dataset make",
     ],
 )
 def test_every_command_has_help_with_an_example(run, command):
