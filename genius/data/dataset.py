@@ -124,8 +124,9 @@ def make_dataset(
         for pair in (pair for source in (*tables, given) for pair in source):
             maker.add_pair(pair)  # type: ignore[arg-type]
         report.unused_columns = list(dict.fromkeys(name for table in tables for name in table.unused))
-        maker.divide(both_ways, min_clicks, {"val": val, "test": test}, seed)
-        maker.write()
+        shares = {"val": val, "test": test}
+        maker.divide(both_ways, min_clicks, shares, seed)
+        maker.write([split for split in SPLITS if shares.get(split, 1) > 0])
     return report
 
 
@@ -340,7 +341,7 @@ class _Maker:
             else:
                 self.report.one_way += 1
 
-    def write(self) -> None:
+    def write(self, splits: Sequence[str]) -> None:
         """Write the benchmark, and count what it holds. A dry run counts only."""
         report, number = self.report, 0
         all_tasks = sorted({task for _, task in self.found})
@@ -348,7 +349,7 @@ class _Maker:
             Candidate(f"{report.dataset_id}:{n}", content.text, content.image, content.modality)
             for n, content in enumerate(self.contents, 1)
         ]
-        for split in SPLITS:
+        for split in splits:
             union = [one for one, where in zip(everything, self.splits, strict=True) if where == split]
             report.candidates[split] = len(union)
             for task in (Task(report.name, id) for id in all_tasks):

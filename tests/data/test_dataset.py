@@ -258,7 +258,7 @@ def test_the_seed_decides_and_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_share_of_zero_leaves_a_split_out(tmp_path: Path) -> None:
     report = report_of(tmp_path / "out", val=0, test=0.5)
-    assert report.candidates == {"train": 10, "val": 0, "test": 10}
+    assert report.candidates == {"train": 10, "test": 10}
     assert Benchmark(tmp_path / "out").splits() == ["test", "train"]
     assert not report.missing
 
