@@ -79,7 +79,11 @@ def make(
     else:
         _show(report)
         show_bad(report.bad, "not used")
-        say(f"{out} was not written: this was a dry run." if dry_run else f"Wrote {out}. Next: genius train {out}")
+        say(
+            f"{out} was not written: this was a dry run."
+            if dry_run
+            else f"Wrote {out}. Next: genius train {out} --out MODEL"
+        )
     if report.bad:
         raise typer.Exit(SOME_BAD)
 

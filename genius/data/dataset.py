@@ -12,7 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from typing import cast
 
 from genius.data.image_folder import ImageFolder
 from genius.data.image_headers import open_image
@@ -120,9 +122,9 @@ def make_dataset(
             for item in _items(items):
                 maker.add_item(item)
                 advance(1, len(report.bad))
-        given = pairs if isinstance(pairs, Iterable) and not tables and pairs is not None else ()
-        for pair in (pair for source in (*tables, given) for pair in source):
-            maker.add_pair(pair)  # type: ignore[arg-type]
+        given = () if pairs is None or tables else cast(Iterable[Pair], pairs)
+        for pair in chain(*tables, given):
+            maker.add_pair(pair)
         report.unused_columns = list(dict.fromkeys(name for table in tables for name in table.unused))
         shares = {"val": val, "test": test}
         maker.divide(both_ways, min_clicks, shares, seed)
@@ -141,10 +143,7 @@ def _paths(sources: object) -> list[Source]:
 
 def _items(sources: Source | Sequence[Source] | Iterable[Item]) -> Iterator[Item | BadItem]:
     paths = _paths(sources)
-    for path in paths:
-        yield from read_items(path)
-    if not paths:
-        yield from sources  # type: ignore[misc]
+    return chain.from_iterable(map(read_items, paths)) if paths else iter(cast(Iterable[Item], sources))
 
 
 def _dataset_name(name: str) -> str:
