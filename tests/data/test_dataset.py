@@ -310,4 +310,4 @@ def test_a_model_is_trained_and_evaluated_on_it(tmp_path: Path) -> None:
     train([tmp_path / "out"], tmp_path / "model", CONFIG, console=Console(quiet=True))
     model = Genius.from_pretrained(str(tmp_path / "model"))
     results = evaluate(model, Benchmark(tmp_path / "out"), "test", console=Console(quiet=True))
-    assert {result.task.task_id for result in results} == {0, 3}
+    assert {result.task for result in results} >= {"out_task0", "out_task3"}
