@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import IO, Any
 
-from genius.data.readers import CONTENT_COLUMNS
+from genius.data.rows import CONTENT_COLUMNS
 from genius.data.tables import typed_cell
 
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from genius.data.image_headers import check_size, decoding_memory, open_image
 from genius.data.items import ImageSource, printable
-from genius.errors import BadImage
+from genius.data.locations import file_size, is_url, open_stream
+from genius.errors import BadData, BadImage
 
 MAX_BYTES = 1 << 30
 """Larger files are refused before reading. 64 million uncompressed pixels of 16 bytes each still fit."""
@@ -60,6 +61,8 @@ def image_bytes(source: ImageSource) -> bytes:
     name = printable(path)
     if path.startswith(("http://", "https://")):
         raise BadImage(f"{name}: images are not downloaded. Download the image and give the path of the file.")
+    if is_url(path):
+        return _remote_bytes(path)
     try:
         if not Path(path).is_file():
             reason = "this is a folder, not an image" if Path(path).is_dir() else "there is no such file"
@@ -71,6 +74,31 @@ def image_bytes(source: ImageSource) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise BadImage(
             f"{name}: the file cannot be opened ({_reason(error)}). Check the path and its permissions."
+        ) from error
+
+
+def image_exists(path: str) -> bool:
+    """Whether there is a file at a path, or at the URL of an object store."""
+    try:
+        return file_size(path) is not None if is_url(path) else os.path.isfile(path)
+    except (OSError, BadData):
+        return False
+
+
+def _remote_bytes(url: str) -> bytes:
+    """Read an image from an object store."""
+    name = printable(url)
+    try:
+        size = file_size(url)
+        if size is None:
+            raise BadImage(f"{name}: there is no such file. Check the URL.")
+        if size > MAX_BYTES:
+            raise BadImage(f"{name}: the file is larger than {MAX_BYTES >> 30} GB. Make the image smaller.")
+        with open_stream(url) as file:
+            return file.read()
+    except (OSError, ValueError, BadData) as error:
+        raise BadImage(
+            f"{name}: the file cannot be read ({_reason(error)}). Check the URL and the credentials."
         ) from error
 
 

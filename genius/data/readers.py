@@ -1,11 +1,13 @@
-"""Read items from a folder of images, a CSV, JSON, JSONL or Parquet table, or an M-BEIR candidate pool.
+"""Read items from image folders, CSV, JSON, JSONL and Parquet tables, M-BEIR pools, WebDataset tars and Lance datasets.
 
 Reading is lazy. A row that cannot be read gives a BadItem and does not stop the others. Images are not opened.
 """
 
-import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,22 +16,21 @@ from typing import Any
 import pyarrow as pa
 
 from genius.data import tables
-from genius.data.images import SUFFIXES
+from genius.data.columnar import count_lance, count_parquet, is_lance, read_lance, read_parquet
+from genius.data.folders import IMAGES, folder_entries, image_file, read_entry
 from genius.data.items import Item, printable
-from genius.data.tables import Place, image_cell
+from genius.data.locations import file_name, is_folder, is_url, open_stream, parent
+from genius.data.rows import CONTENT_COLUMNS, check_columns, item_from_row
+from genius.data.webdataset import is_tar, read_tar
 from genius.errors import BadData, BadItem
 
 UNDERSTOOD = (
     "a folder of images (with captions in .txt or .json files of the same name) or of .txt files, a single image, "
-    "a table with the columns id, text, image (.csv, .tsv, .json, .jsonl, .parquet), or an M-BEIR candidate pool "
-    "(.jsonl)"
+    "a table with the columns id, text, image (.csv, .tsv, .json, .jsonl, .parquet, or a Lance dataset), a WebDataset "
+    "shard (.tar), or an M-BEIR candidate pool (.jsonl)"
 )
 """The sources of `read_items`, for error messages."""
 
-# Images of unsupported formats become items too, so that they are reported instead of ignored.
-_IMAGES = SUFFIXES | {".svg", ".heic", ".heif"}
-CONTENT_COLUMNS = frozenset(("id", "text", "caption", "image", "metadata"))
-"""Columns of a table that are not metadata fields."""
 
 
 def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
@@ -40,27 +41,78 @@ def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
     - A table: columns (or keys) `id`, `text` (or `caption`) and `image`; all others are metadata. Image paths are
       relative to the table. Parquet files may have images as bytes. A row without id gets one from its row number.
       A JSON file holds an array of objects, or one object per line.
+    - A WebDataset shard: files of a tar with the same name before the first dot are one item: an image, a text (.txt),
+      and a .json like that of a folder. The id is SHARD/NAME.
+    - A Lance dataset: columns as in a table. Vectors and other binary columns are ignored.
     - An M-BEIR candidate pool: `did`, `txt`, `img_path`, the latter relative to the folder that holds `cand_pool`.
+
+    All of these can be in an object store: s3://bucket/photos. Only the paths of images there are in the items.
 
     Raises:
         BadData: There are no items at the path, or its format is not supported. Raised before the first item.
     """
-    path = Path(path)
-    if not path.exists():
-        raise BadData(f"{printable(str(path))}: there is no such file or folder. Check the path.")
-    suffix = path.suffix.lower()
-    if path.is_dir():
-        items = _read_folder(path)
-    elif suffix in _IMAGES:
-        items = iter([_image_file(path, path.name)])
-    elif suffix in tables.SUFFIXES:
-        items = _read_table(path)
-    else:
-        raise BadData(f"{printable(str(path))}: the file format is not supported. Give {UNDERSTOOD}.")
+    location = os.fspath(path)
+    items = _open_url(location) if is_url(location) else _open_path(Path(path))
     first = next(items, None)
     if first is None:
-        raise BadData(f"{printable(str(path))}: there are no items in it. Give {UNDERSTOOD}.")
+        raise BadData(f"{printable(location)}: there are no items in it. Give {UNDERSTOOD}.")
     return chain([first], items)
+
+
+def _open_path(path: Path) -> Iterator[Item | BadItem]:
+    suffix = path.suffix.lower()
+    if not path.exists():
+        raise BadData(f"{printable(str(path))}: there is no such file or folder. Check the path.")
+    if is_lance(path):
+        return read_lance(str(path))
+    if path.is_dir():
+        return (item for entry in folder_entries(path) for item in [read_entry(path, entry)])
+    if is_tar(path.name):
+        return read_tar(str(path))
+    if suffix == ".parquet":
+        return read_parquet(str(path))
+    if suffix in IMAGES:
+        return iter([image_file(path, path.name)])
+    if suffix in tables.SUFFIXES:
+        return _read_table(path)
+    raise BadData(f"{printable(str(path))}: the file format is not supported. Give {UNDERSTOOD}.")
+
+
+def _open_url(url: str) -> Iterator[Item | BadItem]:
+    name = file_name(url)
+    suffix = Path(name).suffix.lower()
+    if suffix == ".lance":
+        return read_lance(url)
+    if is_tar(name):
+        return read_tar(url)
+    if suffix == ".parquet":
+        return read_parquet(url)
+    if suffix in IMAGES:
+        return iter([Item(name, image=url)])
+    if suffix in tables.SUFFIXES:
+        return _read_remote_table(url)
+    try:
+        found = is_folder(url)
+    except OSError as error:
+        raise BadData(f"{printable(url)} cannot be read ({error}). Check the URL and the credentials.") from error
+    if not found:
+        raise BadData(f"{printable(url)}: there is no such folder. Check the URL. Give {UNDERSTOOD}.")
+    return (item for entry in folder_entries(url) for item in [read_entry(url, entry)])
+
+
+def _read_remote_table(url: str) -> Iterator[Item | BadItem]:
+    """Read a copy of a CSV or JSON file. Its images stay where they are."""
+    with tempfile.TemporaryDirectory(prefix="genius-") as folder:
+        copy = Path(folder, file_name(url))
+        try:
+            with open_stream(url) as source, open(copy, "wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        except OSError as error:
+            raise BadData(f"{printable(url)} cannot be read ({error}). Check the URL and the credentials.") from error
+        for item in _read_table(copy):
+            if isinstance(item, Item) and isinstance(item.image, str) and item.image.startswith(folder + os.sep):
+                item = replace(item, image=f"{parent(url)}/{item.image.removeprefix(folder + os.sep)}")
+            yield item
 
 
 def count_items(path: str | os.PathLike[str]) -> int | None:
@@ -68,94 +120,22 @@ def count_items(path: str | os.PathLike[str]) -> int | None:
 
     A file that changes meanwhile, or is damaged, can have more or fewer items.
     """
-    path = Path(path)
-    suffix = path.suffix.lower()
+    location = os.fspath(path)
+    suffix = Path(location).suffix.lower()
     try:
-        if path.is_dir():
-            return _count_folder(path)
+        if suffix == ".lance":
+            return count_lance(location)
+        if suffix == ".parquet":
+            return count_parquet(location)
+        if is_url(location):
+            return None
+        if os.path.isdir(location):
+            return count_lance(location) if is_lance(Path(location)) else sum(1 for _ in folder_entries(Path(location)))
         if suffix in tables.SUFFIXES:
-            return tables.count_rows(path, CONTENT_COLUMNS)
-        return 1 if suffix in _IMAGES else None
+            return tables.count_rows(Path(location), CONTENT_COLUMNS)
     except (OSError, ValueError, RecursionError, pa.ArrowException):  # reported by `read_items`
         return None
-
-
-# Folders
-
-
-def _walk(root: Path, unreadable: list[OSError]) -> Iterator[tuple[Path, bool]]:
-    """Yield the files below `root` that are items, sorted by name, and whether each is an image."""
-    for folder, subfolders, names in os.walk(root, onerror=unreadable.append):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        paths = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
-        with_image = {path.stem for path in paths if path.suffix.lower() in _IMAGES}
-        for path in paths:
-            if path.suffix.lower() in _IMAGES:
-                yield path, True
-            elif path.suffix.lower() == ".txt" and path.stem not in with_image:
-                yield path, False
-
-
-def _count_folder(root: Path) -> int:
-    unreadable: list[OSError] = []
-    return sum(1 for _ in _walk(root, unreadable)) + len(unreadable)
-
-
-def _read_folder(root: Path) -> Iterator[Item | BadItem]:
-    """Yield images and texts below `root`, sorted by name. Hidden files and folders are ignored."""
-    unreadable: list[OSError] = []
-    for path, is_image in _walk(root, unreadable):
-        id = path.relative_to(root).as_posix()
-        if is_image:
-            yield _image_file(path, id)
-            continue
-        try:
-            yield _checked(Item(id, text=_side_text(path)))
-        except BadItem as bad:
-            yield BadItem(printable(id), bad.reason)
-    for error in unreadable:
-        yield BadItem(
-            printable(str(error.filename)), f"the folder cannot be read ({error.strerror}). Check its permissions."
-        )
-
-
-def _image_file(path: Path, id: str) -> Item | BadItem:
-    """Return an image with the text and metadata of its side files."""
-    try:
-        metadata = _side_metadata(_side_file(path, ".json"))
-        text = metadata.pop("text", None)
-        if text is None:
-            text = metadata.pop("caption", None)
-        if text is None:
-            text = _side_text(_side_file(path, ".txt"))
-        return Item(id, text=text, image=str(path), metadata=metadata)
-    except BadItem as error:
-        return BadItem(printable(id), error.reason)
-
-
-def _side_file(path: Path, suffix: str) -> Path:
-    """Return `cat.txt` for `cat.jpg`, or `CAT.TXT` for `CAT.JPG`."""
-    upper = path.with_suffix(suffix.upper())
-    return upper if upper.is_file() else path.with_suffix(suffix)
-
-
-def _side_text(path: Path) -> str | None:
-    try:
-        return path.read_text("utf-8-sig").strip() if path.is_file() else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadItem(path.name, f"the text file {path.name} cannot be read ({error}). Save it as UTF-8.") from error
-
-
-def _side_metadata(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadItem(path.name, f"the side file {path.name} is not JSON ({error}). Correct or remove it.") from error
-    if not isinstance(content, dict):
-        raise BadItem(path.name, f'the side file {path.name} must hold an object such as {{"text": "..."}}.')
-    return content
+    return 1 if suffix in IMAGES else None
 
 
 # Tables
@@ -164,15 +144,15 @@ def _side_metadata(path: Path) -> dict[str, Any]:
 def _read_table(path: Path) -> Iterator[Item | BadItem]:
     is_json = path.suffix.lower() in tables.JSON_SUFFIXES
     root = _benchmark_root(path)
-    for row in tables.read_rows(path, CONTENT_COLUMNS, partial(_check_columns, path)):
+    for row in tables.read_rows(path, CONTENT_COLUMNS, partial(check_columns, path)):
         if isinstance(row, BadItem):
             yield row
             continue
         place, values = row
         if is_json and "did" in values and "id" not in values:
-            yield _from_row(_from_candidate(values), place, root)
+            yield item_from_row(_from_candidate(values), place, root)
         else:
-            yield _from_row(values, place)
+            yield item_from_row(values, place)
 
 
 def _from_candidate(row: dict[str, Any]) -> dict[str, Any]:
@@ -185,51 +165,3 @@ def _benchmark_root(path: Path) -> Path:
     """Return the parent folder that holds `cand_pool`; the folder of the pool if there is none."""
     parents = path.absolute().parents
     return next((folder for folder in parents if (folder / "cand_pool").is_dir()), path.parent)
-
-
-def _check_columns(path: Path, columns: list[str]) -> None:
-    if not {"text", "caption", "image"} & set(columns):
-        found = printable(", ".join(columns))[:200] or "none"
-        raise BadData(
-            f"{printable(str(path))}: there is no column `text` or `image` (found: {found}). "
-            "Name the columns id, text and image, and save the file as UTF-8."
-        )
-
-
-def _from_row(row: dict[str, Any], place: Place, root: Path | None = None) -> Item | BadItem:
-    """Convert a row to an item. Image paths are relative to `root`, by default the folder of the file."""
-    id = row.pop("id", None)
-    id = place.id if id in (None, "") else str(id) if type(id) is int else id
-    text = row.pop("text", None)
-    if text is None:
-        text = row.pop("caption", None)
-    image = row.pop("image", None)
-    nested = _as_object(row.pop("metadata", None))
-    metadata = {**row, **nested} if isinstance(nested, dict) else {**row, "metadata": nested}
-    try:
-        return _checked(
-            Item(
-                id,
-                text=text,
-                image=image_cell(image, root or place.file.parent),
-                metadata={key: value for key, value in metadata.items() if value is not None},
-            )
-        )
-    except BadItem as error:
-        return BadItem(printable(str(id)), f"{place}: {error.reason}")
-
-
-def _as_object(value: Any) -> Any:
-    """Parse a `metadata` cell that is a JSON object, such as {"lang": "en"}."""
-    if not isinstance(value, str) or not value.lstrip().startswith("{"):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _checked(item: Item) -> Item:
-    """Return the item; raise BadItem if it has neither text nor an image."""
-    _ = item.modality
-    return item

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from genius.data.items import printable
 from genius.data.json_array import array_elements
+from genius.data.locations import file_name, is_url, open_file
 from genius.errors import BadData, BadItem
 
 Columns = AbstractSet[str]
@@ -73,7 +74,7 @@ def read_rows(path: Path, columns: Columns, check: CheckColumns) -> Iterator[Row
     suffix = path.suffix.lower()
     if suffix in JSON_SUFFIXES:
         return _read_json(path, columns)
-    return (_read_parquet if suffix == ".parquet" else _read_csv)(path, columns, check)
+    return (read_parquet if suffix == ".parquet" else _read_csv)(path, columns, check)
 
 
 def count_rows(path: Path, columns: Columns) -> int:
@@ -95,18 +96,18 @@ def typed_cell(name: str, cell: str, columns: Columns) -> Any:
     return cell
 
 
-def image_cell(value: Any, root: Path) -> Any:
+def image_cell(value: Any, root: str | Path) -> Any:
     """Return bytes or a path from an image cell. Data-set libraries write {"bytes", "path"}."""
     if isinstance(value, dict):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if not isinstance(value, str):
         return value
-    if not value.strip() or re.match(r"https?://", value):
+    if not value.strip() or re.match(r"https?://", value) or is_url(value.strip()):
         return value.strip() or None
     return os.path.join(root, value.strip())
 
 
-def _known(name: str, columns: Columns) -> str:
+def known_name(name: str, columns: Columns) -> str:
     """Normalise the name of a column: " Text" is text."""
     return name.strip().lower() if name.strip().lower() in columns else name.strip()
 
@@ -152,7 +153,7 @@ def _read_csv(path: Path, columns: Columns, check: CheckColumns) -> Iterator[Row
 
 
 def _header(line: str, delimiter: str, columns: Columns) -> list[str]:
-    return [_known(name, columns) for name in next(csv.reader([line], delimiter=delimiter), [])]
+    return [known_name(name, columns) for name in next(csv.reader([line], delimiter=delimiter), [])]
 
 
 # JSON
@@ -228,37 +229,62 @@ def _from_object(row: Any, place: Place, columns: Columns) -> Row | BadItem:
     """Convert a JSON value to a row."""
     if not isinstance(row, dict):
         return BadItem(place.id, f'{place}: there must be an object such as {{"id": "a", "text": "..."}}.')
-    return place, {_known(name, columns): value for name, value in row.items()}
+    return place, {known_name(name, columns): value for name, value in row.items()}
 
 
 # Parquet
 
 
-def _read_parquet(path: Path, columns: Columns, check: CheckColumns) -> Iterator[Row | BadItem]:
-    number = 0
+def read_parquet(
+    path: str | Path, columns: Columns, check: CheckColumns, start: int = 0, count: int | None = None
+) -> Iterator[Row | BadItem]:
+    """Read rows of a Parquet file, at a path or URL. start, count: the range of rows; groups before it are skipped."""
+    number, file_path = start, Path(file_name(path)) if is_url(path) else Path(path)
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             table = pq.ParquetFile(file)
-            names = {name: _known(name, columns) for name in table.schema_arrow.names}
+            names = {name: known_name(name, columns) for name in table.schema_arrow.names}
             check(list(names.values()))
-            for batch in table.iter_batches(batch_size=64):  # small: rows may hold whole images
-                for row in batch.to_pylist():
+            stop = table.metadata.num_rows if count is None else min(start + count, table.metadata.num_rows)
+            groups, skip = _row_groups(table, start, stop)
+            for batch in table.iter_batches(batch_size=64, row_groups=groups):  # small: rows may hold whole images
+                for row in batch.slice(min(skip, len(batch)), max(0, stop - number)).to_pylist():
                     number += 1
-                    yield Place(path, number), {names[name]: _cell(names[name], row[name], columns) for name in names}
+                    yield Place(file_path, number), cells(row, names, columns)
+                skip = max(0, skip - len(batch))
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = f"the file is damaged or not Parquet ({' '.join(str(error).split())}). Write it again."
         if number == 0:
             raise BadData(f"{printable(str(path))}: {reason}") from error
-        place = Place(path, number + 1)
+        place = Place(file_path, number + 1)
         yield BadItem(place.id, f"{place} and all rows after it cannot be read: {reason}")
+
+
+def _row_groups(table: pq.ParquetFile, start: int, stop: int) -> tuple[list[int], int]:
+    """The row groups that hold a range of rows, and the number of rows before it in the first of them."""
+    groups: list[int] = []
+    first = skip = 0
+    for group in range(table.num_row_groups):
+        rows = table.metadata.row_group(group).num_rows
+        if first < stop and first + rows > start:
+            if not groups:
+                skip = start - first
+            groups.append(group)
+        first += rows
+    return groups, skip
+
+
+def cells(row: dict[str, Any], names: dict[str, str], columns: Columns) -> dict[str, Any]:
+    """Values of a row by normalised name. Images stay as they are; other values become JSON values."""
+    return {known: _cell(known, row[name], columns) for name, known in names.items()}
 
 
 def _cell(name: str, value: Any, columns: Columns) -> Any:
     """Return images as they are, and other values as JSON values."""
-    return value if name in columns and name.endswith("image") else _jsonable(value)
+    return value if name in columns and name.endswith("image") else jsonable(value)
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """Convert a value to a JSON value; None for NaN and for bytes."""
     match value:
         case bytes():
@@ -272,7 +298,7 @@ def _jsonable(value: Any) -> Any:
         case Decimal():
             return float(value)
         case list() | tuple():
-            return [_jsonable(entry) for entry in value]
+            return [jsonable(entry) for entry in value]
         case dict():
-            return {str(key): _jsonable(entry) for key, entry in value.items()}
+            return {str(key): jsonable(entry) for key, entry in value.items()}
     return value

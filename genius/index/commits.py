@@ -134,6 +134,32 @@ def replace_all(dataset: lance.LanceDataset, header: Header, tables: Iterable[pa
     return files.commit(dataset, lance.LanceOperation.Overwrite(schema, added))
 
 
+def write_rows(folder: Path, schema: pa.Schema, table: pa.Table) -> tuple[list[FragmentMetadata], Checksums]:
+    """Write files that `adopt_fragments` can make part of the index. Any process may do so, without a lock.
+
+    Returns the fragments, and the checksums of their files, which are on the disk.
+    """
+    path = folder / ITEMS
+    fragments = write_fragments(table.cast(schema), path, mode="overwrite", return_transaction=False, **_STORAGE)
+    files = [f"data/{file.path}" for fragment in fragments for file in fragment.files]
+    for file in files:
+        sync(path / file)
+    sync(path / "data")
+    return fragments, compute(path, files)
+
+
+def adopt_fragments(
+    dataset: lance.LanceDataset, schema: pa.Schema, fragments: Sequence[FragmentMetadata], checksums: Checksums
+) -> lance.LanceDataset:
+    """Replace all rows by fragments that `write_rows` wrote, in one commit, and remove files that nobody adopted."""
+    data, adopted = Path(dataset.uri, "data"), {Path(path).name for path in checksums}
+    for name in os.listdir(data) if data.is_dir() else []:
+        if name not in adopted:
+            (data / name).unlink(missing_ok=True)  # of a process that was killed
+    operation = lance.LanceOperation.Overwrite(schema, list(fragments))
+    return _Files(dataset.uri).commit(dataset, operation, dict(checksums))
+
+
 def compact(dataset: lance.LanceDataset, keep: timedelta | None) -> tuple[lance.LanceDataset, CompactReport]:
     """Merge small files, and remove unused files and the versions older than `keep` (None: keep all)."""
     before = len(dataset.get_fragments())

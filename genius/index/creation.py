@@ -11,16 +11,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from genius.data.locations import absolute
 from genius.errors import BadIndex
 from genius.index.commits import writing_to
 from genius.index.index import Index
-from genius.index.session import UNFINISHED, is_index, unfinished_sources
+from genius.index.session import UNFINISHED, is_index, unfinished_engine, unfinished_sources
 from genius.model.genius import Genius
 
 
 @contextmanager
 def creating(
-    path: Path, model: Genius, sources: Sequence[str | os.PathLike[str]], embeddings: bool, store_images: bool
+    path: Path,
+    model: Genius,
+    sources: Sequence[str | os.PathLike[str]],
+    embeddings: bool,
+    store_images: bool,
+    engine: str = "local",
 ) -> Iterator[Index]:
     """Create an index, or open the one that an interrupted call with the same arguments left.
 
@@ -32,32 +38,38 @@ def creating(
         sources: Files and folders whose items the block adds.
         embeddings: Whether embeddings are stored.
         store_images: Whether image files are copied.
+        engine: What adds the items. Another engine cannot continue its work.
 
     Raises:
         BadIndex: There is an index that is complete or was made of other sources, with another model or options.
     """
-    named = [os.path.abspath(source) for source in sources]
+    named = [absolute(source) for source in sources]
     mark = path / UNFINISHED
     if not is_index(path):
         index = Index.create(path, model, embeddings, store_images)
     elif mark.is_file() or Index.open(path).version == 1:  # version 1 never had an item
-        index = _continued(path, model, named, embeddings, store_images)
+        index = _continued(path, model, named, embeddings, store_images, engine)
     else:
         command = shlex.join(["genius", "index", "add", str(path), *map(str, sources)])
         raise BadIndex(f"{path} exists already: it is an index. Choose another folder, or add to it: {command}")
     if sources:
         with writing_to(path):
-            mark.write_text(json.dumps({"sources": named}), encoding="utf-8")
+            mark.write_text(json.dumps({"sources": named, "engine": engine}), encoding="utf-8")
     yield index
     mark.unlink(missing_ok=True)
 
 
-def _continued(path: Path, model: Genius, named: list[str], embeddings: bool, store_images: bool) -> Index:
-    before = unfinished_sources(path)
+def _continued(path: Path, model: Genius, named: list[str], embeddings: bool, store_images: bool, engine: str) -> Index:
+    before, begun = unfinished_sources(path), unfinished_engine(path)
     if before is not None and before != named:
         raise BadIndex(
             f"{path} is unfinished: its creation from {', '.join(before)} was interrupted. Repeat that "
             "command to continue, or delete the folder to start over."
+        )
+    if before is not None and begun != engine:
+        raise BadIndex(
+            f"{path} is unfinished: its creation with --engine {begun} was interrupted. Repeat that command to "
+            "continue, or delete the folder to start over."
         )
     index = Index.open(path, model)
     if (index.header.embeddings, index.header.store_images) != (embeddings, store_images):

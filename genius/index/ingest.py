@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from genius.data.images import image_bytes
 from genius.data.items import Item, printable
+from genius.data.locations import absolute
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import BadImage, BadIndex, BadItem, GeniusError
 from genius.index.session import Session
@@ -45,8 +46,9 @@ COMMIT_SECONDS = 30.0
 """Encoded rows are committed after this time, also if they are few."""
 NOT_FINITE = "its vector has values that are not finite (NaN). Check the image and the weights of the model."
 
-_COMPARED = ["hash", "metadata", "image"]
-_TAKEN = "the index has another item with this id. Use upsert to replace it."
+COMPARED = ["hash", "metadata", "image"]
+"""Columns that are equal in unchanged items."""
+TAKEN = "the index has another item with this id. Use upsert to replace it."
 
 OnCommit = Callable[[list[str]], None]
 
@@ -120,7 +122,7 @@ class ReadItem:
             image = None if item.image is None else image_bytes(item.image)
         except BadImage as error:
             raise BadItem(item.id, str(error)) from error
-        path = os.path.abspath(item.image) if isinstance(item.image, str | os.PathLike) else None
+        path = absolute(item.image) if isinstance(item.image, str | os.PathLike) else None
         if path is not None and printable(path) != path:
             raise BadItem(item.id, f"the file name {printable(path)!r} is not valid Unicode. Rename the file.")
         return cls(item, path, image)
@@ -135,8 +137,21 @@ class ReadItem:
         return model.prepare(Item(self.item.id, self.item.text, self.image), name)
 
 
+def prepare_item(item: Item | BadItem, header: Header, model: Genius) -> "NewRow | BadItem":
+    """Read and decode an item of an index that holds no item with its id."""
+    if isinstance(item, BadItem):
+        return item
+    try:
+        read = ReadItem.read(item)
+        return NewRow(read.row(header), item.metadata, [], read.prepare(model))
+    except BadItem as error:
+        return error
+    except GeniusError as error:
+        return BadItem(item.id, str(error))
+
+
 @dataclass(frozen=True)
-class _NewRow:
+class NewRow:
     """An item on its way into the index."""
 
     values: dict[str, Any]  # the columns that do not depend on the model
@@ -176,8 +191,8 @@ class _Ingest:
             self.commit()
         snapshot = self.session.snapshot
         stored = snapshot.find(ids)
-        old = old_rows(snapshot, stored, _COMPARED)
-        rows: list[_NewRow] = []
+        old = old_rows(snapshot, stored, COMPARED)
+        rows: list[NewRow] = []
         for row in pool.map(lambda item: self._prepare(item, stored, old), batch):
             if isinstance(row, BadItem):
                 self.report.bad.append(row)
@@ -191,7 +206,7 @@ class _Ingest:
 
     def _prepare(
         self, item: Item | BadItem, stored: dict[str, list[int]], old: dict[str, dict[str, Any]]
-    ) -> _NewRow | BadItem | None:
+    ) -> NewRow | BadItem | None:
         """Read an item and compare it with the stored one; None if it is unchanged. Runs in a thread."""
         if isinstance(item, BadItem):
             return item
@@ -199,33 +214,28 @@ class _Ingest:
             read = ReadItem.read(item)
             values, before = read.row(self.header), old.get(item.id)
             if before is None:
-                return _NewRow(values, item.metadata, [], read.prepare(self.model))
-            if all(values[name] == before[name] for name in _COMPARED):
+                return NewRow(values, item.metadata, [], read.prepare(self.model))
+            if all(values[name] == before[name] for name in COMPARED):
                 return None
             if not self.replace:
-                return BadItem(item.id, _TAKEN)
+                return BadItem(item.id, TAKEN)
             prepared = None if values["hash"] == before["hash"] else read.prepare(self.model)
-            return _NewRow(values, item.metadata, stored[item.id], prepared)
+            return NewRow(values, item.metadata, stored[item.id], prepared)
         except BadItem as error:
             return error
         except GeniusError as error:
             return BadItem(item.id, str(error))
 
-    def _encode(self, rows: list[_NewRow], snapshot: Snapshot) -> None:
+    def _encode(self, rows: list[NewRow], snapshot: Snapshot) -> None:
         """Encode rows and keep them for the next commit."""
-        vectors, finite = encode(self.model, self.header, [row.prepared for row in rows if row.prepared is not None])
-        if not finite.all():
-            encoded = [row.values["id"] for row in rows if row.prepared is not None]
-            refused = {id for id, fine in zip(encoded, finite.tolist(), strict=True) if not fine}
-            self.report.bad += [BadItem(id, NOT_FINITE) for id in encoded if id in refused]
-            rows = [row for row in rows if row.values["id"] not in refused]
+        vectors, rows, refused = encode_rows(self.model, self.header, rows)
+        self.report.bad += refused
         is_new = np.array([row.prepared is not None for row in rows], bool)
         kept = np.array([row.replaces[0] for row in rows if row.prepared is None], np.int64)
         vectors = with_stored_vectors(vectors, is_new, snapshot.dataset, kept)
-        columns = {name: [row.values[name] for row in rows] for name in [*ITEM_COLUMNS, "hash"]}
-        table, metadata = to_table(self.header, columns, vectors), [row.metadata for row in rows]
+        table, metadata = rows_to_table(self.header, rows, vectors), [row.metadata for row in rows]
         stored = {row.values["id"]: row.replaces for row in rows if row.replaces}
-        self.ids.update(columns["id"])
+        self.ids.update(row.values["id"] for row in rows)
         # One operation: an interrupt leaves a batch here complete or not at all.
         self.encoded.append(_EncodedBatch(table, metadata, stored, snapshot.version))
 
@@ -240,7 +250,7 @@ class _Ingest:
                     {id: row_ids for batch in self.encoded for id, row_ids in batch.stored.items()},
                     versions.pop() if len(versions) == 1 else None,
                 )
-                write(self.session, self.header, rows, self.replace, _COMPARED, self.report, self.on_commit)
+                write(self.session, self.header, rows, self.replace, COMPARED, self.report, self.on_commit)
         except Exception:
             self._start_commit()
             raise
@@ -255,6 +265,20 @@ def encode(model: Genius, header: Header, prepared: Sequence[Prepared]) -> tuple
     vectors = model.encode(prepared)
     finite = is_finite(vectors)
     return vector_table(model, header, vectors if finite.all() else vectors[finite]), finite
+
+
+def encode_rows(model: Genius, header: Header, rows: Sequence[NewRow]) -> tuple[pa.Table, list[NewRow], list[BadItem]]:
+    """Encode the rows that have content to encode. Returns their vector columns, and all rows that are not refused."""
+    encoded = [row for row in rows if row.prepared is not None]
+    vectors, finite = encode(model, header, [row.prepared for row in encoded if row.prepared is not None])
+    refused = {id(row) for row, fine in zip(encoded, finite.tolist(), strict=True) if not fine}
+    kept = [row for row in rows if id(row) not in refused]
+    return vectors, kept, [BadItem(row.values["id"], NOT_FINITE) for row in encoded if id(row) in refused]
+
+
+def rows_to_table(header: Header, rows: Sequence[NewRow], vectors: pa.Table) -> pa.Table:
+    """Combine rows with their vector columns to rows of the index."""
+    return to_table(header, {name: [row.values[name] for row in rows] for name in [*ITEM_COLUMNS, "hash"]}, vectors)
 
 
 def is_finite(vectors: Vectors) -> np.ndarray:
@@ -329,7 +353,7 @@ def write(
                 if all(row[name] == old[row["id"]][name] for name in compared):
                     report.unchanged += 1
                 else:
-                    report.bad.append(BadItem(row["id"], _TAKEN))
+                    report.bad.append(BadItem(row["id"], TAKEN))
             table, stored = table.filter(pa.array(~taken)), {}
             metadata = None if metadata is None else list(compress(metadata, ~taken))
         gone = np.array(sorted(chain.from_iterable(stored.values())), np.int64)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from genius.data.images import image_exists
 from genius.encoders.base import Prepared
 from genius.errors import BadIndex, BadItem, GeniusError
 from genius.index.ingest import (
@@ -61,7 +62,7 @@ def _check_content(session: Session, snapshot: Snapshot) -> None:
     missing = []
     for batch in snapshot.dataset.to_batches(columns=["id", "image"], filter="image_bytes IS NULL"):
         pairs = zip(batch["id"].to_pylist(), batch["image"].to_pylist(), strict=True)
-        missing += [id for id, path in pairs if path is not None and not os.path.isfile(path)]
+        missing += [id for id, path in pairs if path is not None and not image_exists(path)]
     if missing:
         raise BadIndex(
             f"{session.path} has {counted(len(missing), 'item')} whose image is missing, such as {missing[0]!r}. Put "

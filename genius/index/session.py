@@ -21,12 +21,14 @@ import lance
 import numpy as np
 import pyarrow as pa
 from filelock import FileLock, Timeout
+from lance.fragment import FragmentMetadata
 
 from genius.errors import BadIndex, GeniusError
-from genius.index.checksums import CHECKSUMS, manifests
+from genius.index.checksums import CHECKSUMS, Checksums, manifests
 from genius.index.commits import (
     CompactReport,
     add_fields,
+    adopt_fragments,
     change,
     compact,
     create_dataset,
@@ -228,6 +230,11 @@ class Session:
         with self._changing:
             self._snapshot = Snapshot(dataset, model)
 
+    def adopt(self, schema: pa.Schema, fragments: Sequence[FragmentMetadata], checksums: Checksums) -> None:
+        """Make fragments that other processes wrote the rows of an empty index. Call it inside `writing`."""
+        with writing_to(self.path):
+            self._move_to(adopt_fragments(self._snapshot.dataset, schema, fragments, checksums))
+
     def drop_fragments(self, numbers: Sequence[int]) -> int:
         """Remove fragments, readable or not, and set aside versions that need them. Returns the number of items."""
         with self.writing() as snapshot, writing_to(self.path):
@@ -278,11 +285,21 @@ def _clear(folder: Path) -> None:
 
 def unfinished_sources(folder: Path) -> list[str] | None:
     """Read the sources of a creation that has not been completed; None if there is no such creation."""
-    try:
-        sources = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))["sources"]
-    except (OSError, ValueError, KeyError, TypeError):  # interrupted before it was written
-        return None
+    sources = _unfinished(folder).get("sources")
     return [str(source) for source in sources] if isinstance(sources, list) else None
+
+
+def unfinished_engine(folder: Path) -> str:
+    """The engine of a creation that has not been completed."""
+    return str(_unfinished(folder).get("engine", "local"))
+
+
+def _unfinished(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # interrupted before it was written
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _check_free(folder: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from genius.data.images import image_exists
 from genius.data.items import Item, Modality
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
@@ -264,7 +265,7 @@ class _Verifier:
         if not valid:
             yield IndexProblem("content", id, "its metadata is damaged. Delete the item and add it again.", repair)
         if path is not None and stored is None:
-            if not os.path.isfile(path):
+            if not image_exists(path):
                 message = f"its image {path} is missing. Put it back, or delete the item."
                 yield IndexProblem("image", id, message, repair)
         elif record["hash"] is not None and content_hash(record["text"], stored) != record["hash"]:

@@ -8,14 +8,15 @@ import io
 import os
 import threading
 from collections import OrderedDict
-from pathlib import Path
 
 from PIL import Image
 
 from genius.data.image_headers import ImageHeader, image_header
 from genius.data.images import decoded
+from genius.data.images import image_bytes as read_image
 from genius.data.items import Item
-from genius.errors import BadImage
+from genius.data.locations import file_size, is_url
+from genius.errors import BadImage, GeniusError
 from genius.serve.limits import MAX_PIXELS
 from genius.serve.problems import HttpProblem
 
@@ -42,12 +43,22 @@ def image_bytes(item: Item, field: str) -> bytes:
         return item.image
     assert isinstance(item.image, str | os.PathLike)
     try:
-        path = Path(item.image)
-        if path.stat().st_size > MAX_FILE:
+        if _size_and_time(item.image)[0] > MAX_FILE:
             raise HttpProblem(404, _UNREADABLE, field)
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        return read_image(item.image)
+    except (OSError, ValueError, GeniusError) as error:  # ValueError: a null byte in the path
         raise HttpProblem(404, _UNREADABLE, field) from error
+
+
+def _size_and_time(image: str | os.PathLike[str]) -> tuple[int, int]:
+    """Size of an image file and, on this machine, when it was changed. Files in object stores are rarely replaced."""
+    if isinstance(image, str) and is_url(image):
+        size = file_size(image)
+        if size is None:
+            raise FileNotFoundError(image)
+        return size, 0
+    found = os.stat(image)
+    return found.st_size, found.st_mtime_ns
 
 
 def image_pixels(data: bytes) -> int:
@@ -66,10 +77,10 @@ def thumbnail_tag(item: Item, size: int) -> str:
     else:
         assert isinstance(item.image, str | os.PathLike)
         try:
-            found = os.stat(item.image)
-        except (OSError, ValueError) as error:
+            length, changed = _size_and_time(item.image)
+        except (OSError, ValueError, GeniusError) as error:
             raise HttpProblem(404, _UNREADABLE, "id") from error
-        digest.update(f"{os.fsdecode(item.image)} {found.st_mtime_ns} {found.st_size}".encode(errors="replace"))
+        digest.update(f"{os.fsdecode(item.image)} {changed} {length}".encode(errors="replace"))
     return digest.hexdigest()
 
 
