@@ -1,0 +1,1 @@
+"""Building and serving indexes on many machines, with Ray."""
