@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from genius.cli import build as _build  # noqa: F401 (adds its command to index_app)
 from genius.cli import convert, demo, evaluation, mcp, search, serve, train
 from genius.cli import maintenance as _maintenance  # noqa: F401 (adds its commands to index_app)
 from genius.cli.console import complain

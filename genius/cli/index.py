@@ -46,9 +46,11 @@ index_app = typer.Typer(
 
 SOURCE = typer.Argument(
     metavar="SOURCE",
-    help="Folders of images (with captions in .txt or .json files beside them), CSV, JSON, JSONL or Parquet files, or "
-    "M-BEIR candidate pools.",
+    help="Folders of images (with captions in .txt or .json files beside them), CSV, JSON, JSONL or Parquet files, "
+    "Lance datasets, WebDataset shards (.tar), or M-BEIR candidate pools; also URLs such as s3://bucket/photos.",
 )
+CodesOnly = Annotated[bool, typer.Option("--codes-only", help="Store no embeddings: smallest index, coarser ranking.")]
+StoreImages = Annotated[bool, typer.Option("--store-images", help="Store copies of the images, not only their paths.")]
 BAD_ITEMS = "Exit status 2: some items were bad. They are listed; the other items are in the index."
 UNFINISHED = "The creation from {sources} was not completed. Repeat its command to add the rest."
 RESUME = "Interrupted? Run the same command again: items that are in the index are not encoded again."
@@ -67,14 +69,10 @@ RESUME = "Interrupted? Run the same command again: items that are in the index a
 )
 def index_create(
     path: IndexPath,
-    sources: Annotated[list[Path] | None, SOURCE] = None,
+    sources: Annotated[list[str] | None, SOURCE] = None,
     model: ModelName = "mini",
-    codes_only: Annotated[
-        bool, typer.Option("--codes-only", help="Store no embeddings: smallest index, coarser ranking.")
-    ] = False,
-    store_images: Annotated[
-        bool, typer.Option("--store-images", help="Store copies of the images, not only their paths.")
-    ] = False,
+    codes_only: CodesOnly = False,
+    store_images: StoreImages = False,
 ) -> None:
     """Create an index and add the items of SOURCE."""
     from genius.index.creation import creating
@@ -97,7 +95,7 @@ def index_create(
     "add",
     epilog=examples("genius index add photos.genius more/ captions.csv", notes=f"{RESUME}\n\n{BAD_ITEMS}"),
 )
-def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
+def index_add(path: IndexPath, sources: Annotated[list[str], SOURCE]) -> None:
     """Add new items to an index. Unchanged items are skipped; a changed item needs upsert."""
     _add_to(path, sources, replace=False)
 
@@ -106,24 +104,24 @@ def index_add(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
     "upsert",
     epilog=examples("genius index upsert photos.genius captions.csv", notes=f"{RESUME}\n\n{BAD_ITEMS}"),
 )
-def index_upsert(path: IndexPath, sources: Annotated[list[Path], SOURCE]) -> None:
+def index_upsert(path: IndexPath, sources: Annotated[list[str], SOURCE]) -> None:
     """Add items to an index and replace those with the same id. Unchanged items are skipped."""
     _add_to(path, sources, replace=True)
 
 
-def _read(sources: list[Path]) -> Iterator["Item | BadItem"]:
+def _read(sources: list[str]) -> Iterator["Item | BadItem"]:
     """The items of all sources. A source that does not exist raises before anything is written."""
     from genius.data.readers import read_items
 
     return itertools.chain.from_iterable([read_items(source) for source in sources])
 
 
-def _add_to(path: Path, sources: list[Path], replace: bool) -> NoReturn:
+def _add_to(path: Path, sources: list[str], replace: bool) -> NoReturn:
     index, items, start = open_index(path), _read(sources), time.perf_counter()
     show_report(index, _add(index, items, sources, replace), "added", time.perf_counter() - start)
 
 
-def _add(index: "Index", items: Iterator["Item | BadItem"], sources: list[Path], replace: bool) -> "AddReport":
+def _add(index: "Index", items: Iterator["Item | BadItem"], sources: list[str], replace: bool) -> "AddReport":
     from genius.data.readers import count_items
 
     lower_priority()

@@ -8,6 +8,7 @@ A worker that dies is replaced and its block is done again. When the driver dies
 import json
 import logging
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ BLOCKS_PER_WORKER = 8
 """Blocks that a worker should get at least, so that all end at about the same time."""
 MIN_BLOCK, MAX_BLOCK = 128, 8 * COMMIT
 """Items of a block."""
+_STARTS = 3  # attempts to start Ray: it gives up after some seconds, which a busy machine may need
 _STORE_BYTES = 256 << 20  # of Ray's object store on this machine: only numbers of blocks and reports go through it
 
 
@@ -342,24 +344,42 @@ def _ray(workers: Workers) -> Iterator[None]:
         raise MissingExtra("--engine ray", "ray") from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False  # ours counts items
-    for name in ("ray.data", "ray"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", "lance is not fork-safe")  # Ray's workers are new processes
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     if ray.is_initialized():
         yield
         return
-    address = workers.address or os.environ.get("RAY_ADDRESS")
-    if address:
-        ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
-    else:
-        ray.init(
-            "local",
-            num_cpus=None if workers.count is None else workers.count * workers.cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            object_store_memory=_STORE_BYTES,
-        )
+    _connect(workers)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(workers: Workers) -> None:
+    import ray
+
+    address = workers.address or os.environ.get("RAY_ADDRESS")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address:
+        try:
+            ray.init(address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise GeniusError(f"There is no Ray cluster at {address} ({error}). Start one with: ray start") from error
+        return
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    for left in reversed(range(_STARTS)):
+        try:
+            ray.init(
+                "local",
+                num_cpus=None if workers.count is None else workers.count * workers.cpus,
+                include_dashboard=False,
+                object_store_memory=_STORE_BYTES,
+                **quiet,
+            )
+            return
+        except Exception as error:  # Ray raises a bare Exception when its processes start too slowly
+            ray.shutdown()
+            if not left:
+                raise GeniusError(f"Ray could not be started on this machine ({error}). See /tmp/ray.") from error
