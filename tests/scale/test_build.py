@@ -87,6 +87,7 @@ def test_a_build_gives_the_index_that_adding_gives(tmp_path: Path, mini: Genius)
         build(tmp_path / "built", mini, sources)
 
 
+@pytest.mark.usefixtures("_here")
 def test_a_driver_that_died_goes_on_where_it_was(tmp_path: Path, mini: Genius, monkeypatch: pytest.MonkeyPatch) -> None:
     source, path = write_csv(tmp_path / "rows.csv"), tmp_path / "built"
 
@@ -111,9 +112,10 @@ def test_a_driver_that_died_goes_on_where_it_was(tmp_path: Path, mini: Genius, m
     assert "--engine ray" in str(runner.exception)
 
     dying(1000)
-    with monkeypatch.context() as patch, pytest.raises(Died):
+    with monkeypatch.context() as patch:
         patch.setattr(module.Session, "adopt", lambda *_: (_ for _ in ()).throw(Died()))
-        build(path, mini, [source], workers=Workers(2), block_items=5)
+        with pytest.raises(Died):
+            build(path, mini, [source], workers=Workers(2), block_items=5)
     written: list[int] = []
     monkeypatch.setattr(module._Driver, "_written", lambda self, numbers: written.extend(numbers) or iter(()))
     index, report = build(path, mini, [source], workers=Workers(2), block_items=5)
@@ -122,7 +124,8 @@ def test_a_driver_that_died_goes_on_where_it_was(tmp_path: Path, mini: Genius, m
     assert index.verify() == []
 
 
-def test_the_command_builds_with_both_engines(tmp_path: Path, _here: None) -> None:
+@pytest.mark.usefixtures("_here")
+def test_the_command_builds_with_both_engines(tmp_path: Path) -> None:
     source = write_csv(tmp_path / "rows.csv", 8)
     for engine in ("ray", "local"):
         out = tmp_path / engine
