@@ -32,7 +32,6 @@ UNDERSTOOD = (
 """The sources of `read_items`, for error messages."""
 
 
-
 def read_items(path: str | os.PathLike[str]) -> Iterator[Item | BadItem]:
     """Yield the items at `path`. An item that cannot be read is a BadItem with its file and row.
 
