@@ -1,5 +1,6 @@
 """The command `genius train`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +22,19 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder for the model and its checkpoints.")],
     config: Annotated[Path | None, typer.Option(help="TOML file with settings that replace the defaults.")] = None,
     cache: Cache = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where to compute: auto, cpu, cuda or mps. Default: auto, a CUDA device if there is one."),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Of matrix products: auto, float32, bf16 or fp16. Default: auto, the best of a CUDA device."),
+    ] = None,
 ) -> None:
     """Train a model in three stages: encoder heads, quantizer, decoder."""
     from genius.train.config import TrainConfig
     from genius.train.run import train as run_training
 
-    run_training(data, out, TrainConfig.read(config), cache)
+    settings = TrainConfig.read(config)
+    settings = replace(settings, device=device or settings.device, precision=precision or settings.precision)
+    run_training(data, out, settings, cache)

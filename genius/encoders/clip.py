@@ -150,20 +150,32 @@ class ClipEncoder:
 
     def image_vectors(self, pixels: Sequence[np.ndarray]) -> Tensor:
         """Vectors of images as `pixels` returns them: (n, dim) float32 on the encoder's device."""
+        given = self.image_inputs(pixels)
+        return self.input_vectors({name: value.to(self.device) for name, value in given.items()})
+
+    def image_inputs(self, pixels: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """One batch of images as `pixels` returns them, on the CPU."""
         if self.transform.patches is not None:
-            given = self._patches(pixels)
-        else:
-            values = self.transform.values(torch.from_numpy(np.stack(pixels)).to(self.device))
-            given = {"pixel_values": values.permute(0, 3, 1, 2)}
+            return self._patches(pixels)
+        return {"pixels": torch.from_numpy(np.stack(pixels))}
+
+    def input_vectors(self, given: dict[str, Tensor]) -> Tensor:
+        """Vectors (n, dim) float32 of what `image_inputs` returned, moved to the encoder's device."""
+        if "pixels" in given:
+            given = {"pixel_values": self.transform.values(given["pixels"]).permute(0, 3, 1, 2)}
         with self._precision():
             return pooled(self.model.get_image_features(**given))  # type: ignore[operator]
 
     def text_vectors(self, texts: Sequence[str]) -> Tensor:
         """Vectors of texts: (n, dim) float32 on the encoder's device."""
+        return self.token_vectors(self.text_inputs(texts))
+
+    def text_inputs(self, texts: Sequence[str]) -> Tensor:
+        """One batch of token ids (n, longest), on the CPU."""
         ids = self.tokens(texts)
         longest = max(len(i) for i in ids)
         # CLIP's text tower is causal and pooled at the end token: tokens after it change nothing.
-        return self.token_vectors([i + [i[-1]] * (longest - len(i)) for i in ids])
+        return torch.tensor([i + [i[-1]] * (longest - len(i)) for i in ids])
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids, truncated to the model's length; for SigLIP also padded to it, as in its training."""
@@ -178,20 +190,19 @@ class ClipEncoder:
         ids = [encoding.ids for encoding in self.tokenizer.encode_batch(cleaned)]
         return ids if self.pad is None else [i + [self.pad] * (self.length - len(i)) for i in ids]
 
-    def token_vectors(self, ids: Sequence[Sequence[int]]) -> Tensor:
+    def token_vectors(self, ids: Sequence[Sequence[int]] | Tensor) -> Tensor:
         """Vectors of token ids of one length: (n, dim) float32. No mask, since SigLIP was trained without one."""
         with self._precision():
-            given = torch.tensor(ids, device=self.device)
+            given = torch.as_tensor(ids, device=self.device)
             return pooled(self.model.get_text_features(input_ids=given))  # type: ignore[operator]
 
     def _patches(self, pixels: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """Images of different proportions as one batch: zero-padded patches and their mask."""
+        """Images of different proportions as one batch: zero-padded patches and their mask. On the CPU."""
         pieces, shapes = zip(*(self.transform.patch_values(image) for image in pixels), strict=True)
         most = self.transform.patches or 0
         values = torch.stack([nn.functional.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
         mask = torch.tensor([[1] * len(piece) + [0] * (most - len(piece)) for piece in pieces])
-        given = {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
-        return {name: value.to(self.device) for name, value in given.items()}
+        return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.dtype == torch.float32:

@@ -6,6 +6,7 @@ Equal to the PIL-based image processors of `transformers`, without needing them 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class ImageTransform:
 
     def values(self, pixels: Tensor) -> Tensor:
         """Scale and normalise: (..., 3) uint8 -> the same shape in float32."""
-        mean, std = (torch.tensor(given, device=pixels.device) for given in (self.mean, self.std))
+        mean, std = (_on_device(given, pixels.device) for given in (self.mean, self.std))
         return (pixels.float() * self.scale - mean) / std
 
     def patch_values(self, pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
@@ -111,6 +112,13 @@ class ImageTransform:
         rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
         values = self.values(torch.from_numpy(pixels)).view(rows, side, columns, side, 3)
         return values.transpose(1, 2).reshape(rows * columns, side * side * 3), (rows, columns)
+
+
+@lru_cache
+def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept: a copy in every batch would make the CPU wait for the GPU."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)
 
 
 def patch_grid(height: int, width: int, patch: int, most: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from genius.model.decoder_config import POSITION_BUCKETS, SPECIALS, DecoderConfig, position_buckets
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.networks.arrays import arrays
+from genius.networks.precision import full_precision
 
 START_SCALE = 16.0  # of code vectors in the token table and of the residual input, before training
 TOKEN_SCALE = 0.1  # weight of the last token in the residual input, before training
@@ -42,7 +43,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size) -> the same shape."""
-        return F.rms_norm(x, self.weight.shape, self.weight, eps=1e-6)
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, eps=1e-6)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -143,6 +144,8 @@ class Decoder(nn.Module):
         starts = torch.from_numpy(config.row_bounds()[:-1])
         self.register_buffer("starts", starts, persistent=False)  # (levels,) table row of each level's code 0
         self.register_buffer("codebooks", torch.zeros(config.vocabulary, config.dim), persistent=False)
+        self.register_buffer("buckets", torch.from_numpy(position_buckets(config.levels)), persistent=False)
+        self.buckets: Tensor  # (levels, levels) row of `position_bias` for each pair of positions
         self.starts: Tensor
         self.codebooks: Tensor
 
@@ -162,7 +165,8 @@ class Decoder(nn.Module):
         If d_model is not dim, they are mapped by `orthogonal_map`. Special tokens keep their random vectors.
         """
         with torch.no_grad():
-            mapped = torch.cat(list(codebooks)) @ orthogonal_map(self.config.d_model, self.config.dim).T
+            vectors = torch.cat(list(codebooks))
+            mapped = vectors @ orthogonal_map(self.config.d_model, self.config.dim).T.to(vectors)
             self.table[SPECIALS:] = scale * mapped
 
     def forward(self, z: Tensor, codes: Tensor) -> Tensor:
@@ -201,7 +205,7 @@ class Decoder(nn.Module):
 
     def table_logits(self, hidden: Tensor, rows: slice = slice(None)) -> Tensor:
         """hidden: (..., d_model) -> (..., number of table rows)."""
-        return F.linear(hidden * self.config.d_model**-0.5, self.table[rows])
+        return F.linear(hidden * self.config.d_model**-0.5, self.table[rows]).float()
 
     def residual_scores(self, z: Tensor, sums: Tensor, rows: slice = slice(None)) -> Tensor:
         """(s z - q).c - |c|^2 / 2 of the codes c in these table rows: z, sums q (n, dim) -> (n, number of rows).
@@ -210,7 +214,8 @@ class Decoder(nn.Module):
         the first one alone: the nearer q is to s z, the higher.
         """
         codes = self.codebooks[rows]
-        return F.linear(self.config.query_scale * z - sums, codes) - codes.square().sum(1) / 2
+        with full_precision(z.device):  # differences of near scores decide
+            return F.linear(self.config.query_scale * z - sums, codes) - codes.square().sum(1) / 2
 
     def hidden(self, z: Tensor, codes: Tensor) -> Tensor:
         """Hidden states of the levels by teacher forcing: z (n, dim), codes (n, m) -> (n, m, d_model)."""
@@ -243,7 +248,7 @@ class Decoder(nn.Module):
 
     def causal_bias(self, length: int) -> Tensor:
         """Relative position bias, (heads, length, length), -inf for later positions; shared by all blocks, as in T5."""
-        buckets = torch.from_numpy(position_buckets(length)).to(self.table.device)
+        buckets = self.buckets[:length, :length]
         later = torch.ones(length, length, dtype=torch.bool, device=self.table.device).triu(1)
         return F.embedding(buckets, self.position_bias).permute(2, 0, 1).masked_fill(later, -math.inf)
 

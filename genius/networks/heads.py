@@ -83,6 +83,11 @@ class Heads(nn.Module):
         heads.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in encoder.heads.items()})
         return heads.eval().requires_grad_(False)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.classes.weight.device
+
     def encoder(self) -> MiniEncoder:
         """The encoder with these heads; the weights are copied."""
         return MiniEncoder(self.config, {name: value.cpu().numpy().copy() for name, value in self.state_dict().items()})
@@ -114,7 +119,9 @@ def encode_states(heads: Heads, states: TokenStates) -> np.ndarray:
     """Text vectors (n, dim) of packed token states."""
     out = np.empty((len(states), heads.config.dim), dtype=np.float32)
     for rows in equal_length_batches(states.lengths, TOKENS_A_BATCH):
-        out[rows] = heads.encode_text(*padded(states, rows)).numpy()
+        x, mask = padded(states, rows)
+        given = x.to(heads.device), None if mask is None else mask.to(heads.device)
+        out[rows] = heads.encode_text(*given).cpu().numpy()
     if not np.isfinite(out).all():
         raise BadModel("The text head returned NaN or infinity. Train stage 1 at a lower rate.")
     return out

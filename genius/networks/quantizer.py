@@ -5,14 +5,16 @@ refine the residual.
 Codebooks start from k-means and follow the data by exponential moving averages (EMA); dead codes are revived.
 """
 
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from genius.errors import GeniusError
 from genius.model.quantizer_runtime import MODALITIES, QuantizerRuntime
-from genius.networks.kmeans import ROWS, kmeans, nearest, nearest_in_block, sums_by_code
+from genius.networks.kmeans import ROWS, count_codes, kmeans, nearest, nearest_in_block, sums_by_code, wide_type
+from genius.networks.precision import on_device
 from genius.networks.threads import over_blocks
 
 EPSILON = 1e-5  # Laplace smoothing of the EMA counts
@@ -65,15 +67,18 @@ class Codebook(nn.Module):
         self.codes.copy_(torch.where(count[:, None] > 0, self.ema_sum / smoothed[:, None], self.codes))
 
     @torch.no_grad()
-    def revive(self, residuals: Tensor, below: float, generator: torch.Generator) -> int:
-        """Move codes used less than `below` times the average to random residuals (n, d); returns their number."""
+    def revive(self, residuals: Tensor, below: float, order: Tensor) -> None:
+        """Move codes used less than `below` times the average to residuals (n, d), taken in a random order (n,)."""
         average = self.ema_count.mean()
-        dead = (self.ema_count < below * average).nonzero()[:, 0][: len(residuals)]
-        rows = torch.randperm(len(residuals), generator=generator)[: len(dead)].to(residuals.device)
-        self.codes[dead] = residuals[rows]
-        self.ema_count[dead] = average
-        self.ema_sum[dead] = residuals[rows] * average
-        return len(dead)
+        dead = self.ema_count < below * average
+        if dead.is_cpu and not dead.any():  # another device would wait for the answer
+            return
+        number = dead.cumsum(0) - 1  # of each dead code among the dead
+        dead &= number < len(residuals)
+        revived = residuals[order[number.clamp(0, len(residuals) - 1)]]  # (K, d): shapes do not depend on the numbers
+        self.codes.copy_(torch.where(dead[:, None], revived, self.codes))
+        self.ema_count.copy_(torch.where(dead, average, self.ema_count))
+        self.ema_sum.copy_(torch.where(dead[:, None], revived * average, self.ema_sum))
 
 
 class Quantizer(nn.Module):
@@ -119,6 +124,13 @@ class Quantizer(nn.Module):
         self.books = nn.ModuleList(Codebook(torch.randn(size, dim, generator=generator) / dim**0.5) for size in sizes)
         self.register_buffer("seed", torch.tensor(seed))
         self.register_buffer("updates", torch.tensor(0))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the codebooks only: a device would have to wait whenever `seed` and `updates` are read."""
+        numbers = self.seed, self.updates
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.seed, self.updates = numbers
+        return self
 
     def book(self, level: int) -> Codebook:
         """The codebook of a level; level 0 is the modality level."""
@@ -184,15 +196,27 @@ class Quantizer(nn.Module):
             if beams > 1:
                 codes[block] = self._encode_beams(z[block], codes[block], beams, squares)
 
-        over_blocks(encode_block, len(z), max(32, ROWS // beams))
+        over_blocks(encode_block, len(z), max(32, ROWS // beams), z.device)
         return codes
 
-    def _encode_greedy(self, z: Tensor, modality: Tensor | None, squares: list[Tensor]) -> Tensor:
+    @torch.no_grad()
+    def assign(self, z: Tensor, modality: Tensor | None = None) -> Tensor:
+        """Codes (n, levels + 1) of a training batch z (n, d): `encode` with one beam, on the CPU.
+
+        On another device nothing is checked and codes that are equally near up to rounding are not told apart, so that
+        the device never waits for the CPU.
+        """
+        if z.is_cpu:
+            return self.encode(z, modality)
+        squares = [codebook.square().sum(dim=1) for codebook in self.codebooks]
+        return self._encode_greedy(z, None if modality is None else modality.long(), squares, exact=False)
+
+    def _encode_greedy(self, z: Tensor, modality: Tensor | None, squares: list[Tensor], exact: bool = True) -> Tensor:
         residual = z.clone()  # r_0 = z
         codes = torch.empty(len(z), len(self.sizes), dtype=torch.int64, device=z.device)
         for level, codebook in enumerate(self.codebooks):
             known = modality if level == 0 else None
-            code = known if known is not None else nearest_in_block(residual, codebook, squares[level])  # Eq. 5
+            code = known if known is not None else nearest_in_block(residual, codebook, squares[level], exact)  # Eq. 5
             codes[:, level] = code
             residual -= codebook.index_select(0, code)  # Eq. 6
         return codes
@@ -217,7 +241,8 @@ class Quantizer(nn.Module):
         return torch.where(better[:, None], found, greedy)
 
     def _error(self, z: Tensor, codes: Tensor) -> Tensor:
-        return (z.double() - self._sum(codes).double()).square().sum(dim=1)
+        wide = wide_type(z.device)
+        return (z.to(wide) - self._sum(codes).to(wide)).square().sum(dim=1)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -232,15 +257,19 @@ class Quantizer(nn.Module):
 
     # Training
 
-    def forward(self, z: Tensor, modality: Tensor | None = None, update: bool = True) -> Quantized:
+    def forward(
+        self, z: Tensor, modality: Tensor | None = None, update: bool = True, codes: Tensor | None = None
+    ) -> Quantized:
         """Quantize a batch; in training mode, the codebooks then follow it.
 
         Args:
             z: (n, d) vectors.
             modality: As in `encode`.
             update: False leaves the codebooks alone even in training mode.
+            codes: (n, levels + 1) as `assign` returns them, or None to assign them here.
         """
-        codes = self.encode(z.detach(), modality)
+        if codes is None:
+            codes = self.assign(z.detach(), modality)
         residual, residuals, loss = z, [], z.new_zeros(())
         for level, codebook in enumerate(self.codebooks):
             residuals.append(residual.detach())
@@ -266,7 +295,8 @@ class Quantizer(nn.Module):
                 book.weigh(len(vectors))
             book.update(vectors, torch.cat([codes[:, level] for level in levels]), self.decay)
             if levels[0] > 0:
-                book.revive(vectors, self.revive_below, generator)
+                order = torch.randperm(len(vectors), generator=generator)
+                book.revive(vectors, self.revive_below, on_device(order, vectors.device))
         self.updates += 1
 
     @torch.no_grad()
@@ -312,7 +342,7 @@ class Quantizer(nn.Module):
         for level in range(1, len(self.sizes)):
             codes = kmeans(residual, self.codes_per_level, generator, iterations)
             assigned = nearest(residual, codes)
-            self.book(level).restart(codes, torch.bincount(assigned, minlength=len(codes)).to(codes.dtype))
+            self.book(level).restart(codes, count_codes(assigned, len(codes)).to(codes.dtype))
             residual = residual - codes[assigned]
 
     def _initialise_shared(self, residual: Tensor, generator: torch.Generator, iterations: int) -> None:

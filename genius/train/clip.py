@@ -5,8 +5,8 @@ A BLIP is used as it is.
 
 import copy
 import json
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,9 @@ from genius.encoders.blip import BlipEncoder
 from genius.encoders.clip import ClipEncoder
 from genius.errors import BadData
 from genius.model.genius import Genius
-from genius.train.batches import PairStage, tensor_pair
+from genius.train import distributed
+from genius.train.batches import EmbeddingStage, pair_inputs, tensor_pair
+from genius.train.compute import CPU, Compute, reading_threads
 from genius.train.config import ClipStageConfig
 from genius.train.data import (
     FrozenVectors,
@@ -35,7 +37,7 @@ from genius.train.data import (
     sampled,
 )
 from genius.train.features import image_rows, joint_rows, mapped_rows, text_rows
-from genius.train.loop import StageTimes, round_to_half, run_stage, step_rng
+from genius.train.loop import Losses, StageTimes, round_to_half, run_stage
 from genius.train.lora import TrainableWeights, add_adapters, merge_adapters
 from genius.train.losses import contrastive_loss
 from genius.train.validation import embedding_recall
@@ -47,7 +49,6 @@ PROJECTIONS: dict[Side, str] = {"image": "visual_projection", "text": "text_proj
 VALIDATION_QUERIES = 100  # per task: each validation encodes their candidates again
 VALIDATION_POOL = 1000
 VALIDATION_BLOCK = 256  # images in memory at once
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def train_clip(
@@ -58,14 +59,15 @@ def train_clip(
     seed: int,
     times: StageTimes,
     console: Console,
+    compute: Compute = CPU,
 ) -> tuple[Encoder, StageVectors]:
     """Train stage 1.
 
     Returns:
         The encoder, with weights rounded as a model folder stores them, and its vectors of everything in `data`.
     """
-    encoder = load_clip(config.model, choose_device(config.device))
-    threads = torch.get_num_threads()
+    encoder = load_clip(config.model, compute.device)
+    threads = reading_threads(compute.device)
     if isinstance(encoder, BlipEncoder):
         if config.tune != "none":
             raise BadData(f'{config.model} is a BLIP, which can only be used as it is. Set [clip] tune = "none".')
@@ -84,17 +86,17 @@ def train_clip(
         last = {side: last_linear(encoder.model, side) for side in PROJECTIONS}
         frozen = encode_all()
         with times("encoder"):
-            heads = HeadsStage(data, frozen, config, seed)
+            heads = HeadsStage(data, frozen, config, seed, compute)
             run_stage(heads, folder, console)
         for side, linear in last.items():
             heads.merge(side, linear)
         round_to_half(encoder.model)
-        maps = {side: heads.maps[side].detach().numpy() for side in PROJECTIONS}
+        maps = {side: heads.maps[side].detach().cpu().numpy() for side in PROJECTIONS}
         texts = mapped_rows(encoder, "texts", data.texts.names, frozen.texts, maps["text"], cache, console)
         images = mapped_rows(encoder, "images", data.images.names, frozen.images, maps["image"], cache, console)
         return encoder, FrozenVectors(texts, images)
     if config.tune != "none":
-        with times("encoder"), ClipStage(encoder, data, config, seed, threads) as stage:
+        with times("encoder"), ClipStage(encoder, data, config, seed, compute) as stage:
             run_stage(stage, folder, console)
             stage.finish()
     round_to_half(encoder.model)
@@ -118,35 +120,17 @@ def load_clip(name: str, device: torch.device) -> ClipEncoder | BlipEncoder:
     return encoder.to(device)
 
 
-def choose_device(name: str) -> torch.device:
-    """A torch device by name. "auto" is a GPU if there is one."""
-    if name != "auto":
-        try:
-            return torch.device(name)
-        except RuntimeError as error:
-            raise BadData(f'The setting [clip] device is {name!r}; give "auto", "cuda", "mps" or "cpu".') from error
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def choose_precision(name: str, device: torch.device) -> torch.dtype:
-    """The type of the network's matrix products. Weights, sums and the loss are always float32."""
-    if name != "auto":
-        return DTYPES[name]
-    if device.type != "cuda":
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-
-
-class ClipStage(PairStage):
+class ClipStage(EmbeddingStage):
     """Trains all weights or adapters. A context manager: leaving it stops the threads that read images."""
 
     name = "encoder"
     config: ClipStageConfig
+    reads_files = True
 
     def __init__(
-        self, encoder: ClipEncoder, data: TrainingData, config: ClipStageConfig, seed: int, threads: int
+        self, encoder: ClipEncoder, data: TrainingData, config: ClipStageConfig, seed: int, compute: Compute = CPU
     ) -> None:
-        super().__init__(data, config, seed, config.average)
+        super().__init__(data, config, seed, config.average, compute)
         self.steps, self.encoder = config.steps, encoder
         network: Any = encoder.model
         self.network = network
@@ -162,10 +146,7 @@ class ClipStage(PairStage):
             if hasattr(network, "_require_grads_hook"):  # only reentrant checkpointing needs it, and it would stay
                 network.disable_input_require_grads()
         self.module = TrainableWeights(network)
-        self.device = encoder.device
-        encoder.to(self.device, choose_precision(config.precision, self.device))
-        if encoder.dtype == torch.float16:
-            self.scaler = torch.amp.GradScaler(self.device.type)
+        encoder.to(compute.device, compute.dtype)
         self.val = copy.deepcopy(sampled(data.val, VALIDATION_QUERIES, VALIDATION_POOL))
         self.val_texts, self.val_images = Vocabulary(), Vocabulary()
         renumber(self.val, "text", data.texts, self.val_texts)
@@ -175,58 +156,75 @@ class ClipStage(PairStage):
             self.group(p for p in trained if p.ndim > 1),
             self.group((p for p in trained if p.ndim < 2), decayed=False),
         ]
-        self.pool = ThreadPoolExecutor(threads)
-        self._next: tuple[int, _PairBatch] | None = None
+        self.pool = ThreadPoolExecutor(reading_threads(compute.device))
 
     def __enter__(self) -> "ClipStage":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.pool.shutdown(cancel_futures=True)
+        self.pool.shutdown(cancel_futures=True)  # first: the next batch may be waiting for these images
+        self._thread.shutdown(cancel_futures=True)
 
-    def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
-        """Eq. 2. The images of the next step are read meanwhile."""
-        step_rng(self.seed, self.name, step)  # for dropout
-        batch = self._next[1] if self._next and self._next[0] == step else self._batch(step)
-        self._next = (step + 1, self._batch(step + 1)) if step + 1 < self.steps else None
-        queries, targets = self._embed(batch).chunk(2)
-        masked = torch.from_numpy(batch.masked).to(self.device)
-        return contrastive_loss(queries, targets, self.config.temperature, masked), {}
+    def random(self, step: int) -> tuple[np.random.Generator, int]:
+        """See `EmbeddingStage.random`."""
+        return np.random.default_rng([self.seed, *b"pairs", step]), super().random(step)[1]
 
-    def _batch(self, step: int) -> "_PairBatch":
-        """The pairs of a step. Starts reading their images."""
-        rng = np.random.default_rng([self.seed, *b"pairs", step])
-        queries, targets = self.pairs.draw(rng, self.config.batch)
+    def inputs(
+        self, queries: np.ndarray, targets: np.ndarray, parts: list[np.ndarray], rng: np.random.Generator
+    ) -> list[dict[str, Any]]:
+        """See `EmbeddingStage.inputs`. Each text and image of a part is read once."""
         train = self.data.train
-        text = np.concatenate([self.pairs.text[queries], train.text[targets]])
-        image = np.concatenate([self.pairs.image[queries], train.image[targets]])
-        return _PairBatch(text, image, self.pairs.false_negatives(queries, targets), self._read)
+        return [
+            self._read(
+                np.concatenate([self.pairs.text[queries[rows]], train.text[targets[rows]]]),
+                np.concatenate([self.pairs.image[queries[rows]], train.image[targets[rows]]]),
+            )
+            for rows in parts
+        ]
 
-    def _read(self, image: int) -> "Future[np.ndarray]":
-        name = self.data.images.names[image]
-        return self.pool.submit(lambda: self.encoder.pixels(load_image(name)))
+    def _read(self, text: np.ndarray, image: np.ndarray) -> dict[str, Any]:
+        """Inputs of the network for texts (n,) with images (n,), and which rows they belong to."""
+        read: dict[str, Any] = {"count": len(text)}
+        if (text >= 0).any():
+            unique, rows, numbers = _unique(text)
+            read["tokens"] = self.encoder.text_inputs([self.data.texts.names[number] for number in unique])
+            read |= {"text_rows": rows, "texts": numbers}
+        if (image >= 0).any():
+            unique, rows, numbers = _unique(image)
+            read["pixels"] = self.encoder.image_inputs(self._pixels([self.data.images.names[n] for n in unique]))
+            read |= {"image_rows": rows, "images": numbers}
+        return read
 
-    def _embed(self, batch: "_PairBatch") -> Tensor:
-        """Compute phi of Eq. 2, (n, d) float32: the normalised sum of text and image vectors, each encoded once."""
-        total = torch.zeros(len(batch.text_at), self.encoder.dim, device=self.device)
-        if len(batch.texts):
-            vectors = self.encoder.text_vectors([self.data.texts.names[number] for number in batch.texts])
-            total = _added(total, vectors, batch.text_at)
-        if batch.images:
-            vectors = self.encoder.image_vectors([image.result() for image in batch.images])
-            total = _added(total, vectors, batch.image_at)
-        return F.normalize(total, dim=1)
+    def _pixels(self, names: Sequence[str]) -> list[np.ndarray]:
+        return list(self.pool.map(lambda name: self.encoder.pixels(load_image(name)), names))
+
+    def embed(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Compute phi of Eq. 2, (n, d) float32: the normalised sums of text and image vectors."""
+        total = torch.zeros(inputs["count"], self.encoder.dim, device=self.compute.device)
+        if "tokens" in inputs:
+            vectors = self.encoder.token_vectors(inputs["tokens"])
+            total = total.index_add(0, inputs["text_rows"], vectors[inputs["texts"]])
+        if "pixels" in inputs:
+            vectors = self.encoder.input_vectors(inputs["pixels"])
+            total = total.index_add(0, inputs["image_rows"], vectors[inputs["images"]])
+        queries, targets = F.normalize(total, dim=1).chunk(2)
+        return queries, targets
+
+    def compare(self, queries: Tensor, targets: Tensor, whole: dict[str, Tensor]) -> Losses:
+        """Eq. 2."""
+        return contrastive_loss(queries, targets, self.config.temperature, whole["masked"]), {}
 
     def validate(self) -> dict[str, float]:
-        """Recall of exact search, on a sample of each task's queries and candidates."""
+        """Recall of exact search, on a sample of each task's queries and candidates. The processes share the work."""
         texts = np.zeros((len(self.val_texts.names) + 1, self.encoder.dim), dtype=np.float32)
         images = np.zeros((len(self.val_images.names) + 1, self.encoder.dim), dtype=np.float32)
-        texts[:-1] = self.encoder.encode([Prepared(None, text) for text in self.val_texts.names]).text
-        for start in range(0, len(images) - 1, VALIDATION_BLOCK):
-            names = self.val_images.names[start : start + VALIDATION_BLOCK]
-            pixels = self.pool.map(lambda name: self.encoder.pixels(load_image(name)), names)
-            images[start : start + len(names)] = self.encoder.encode([Prepared(p, "") for p in pixels]).image
-        return embedding_recall(self.val, FrozenVectors(texts, images).embedding)
+        names = distributed.own(self.val_texts.names)
+        distributed.own(texts[:-1])[:] = self.encoder.encode([Prepared(None, text) for text in names]).text
+        for start in distributed.own(range(0, len(images) - 1, VALIDATION_BLOCK)):
+            pixels = self._pixels(self.val_images.names[start : start + VALIDATION_BLOCK])
+            images[start : start + len(pixels)] = self.encoder.encode([Prepared(p, "") for p in pixels]).image
+        vectors = FrozenVectors(*(distributed.summed(torch.from_numpy(rows)).numpy() for rows in (texts, images)))
+        return embedding_recall(self.val, vectors.embedding, self.compute.device)
 
     def finish(self) -> None:
         """Merge the adapters and undo all changes that training made to the network."""
@@ -234,66 +232,61 @@ class ClipStage(PairStage):
         if self.config.checkpointing:
             self.network.gradient_checkpointing_disable()
         self.network.eval().requires_grad_(False)
-        self.encoder.to(self.device)  # back to the precision of an encoder in use
+        self.encoder.to(self.compute.device)  # back to the precision of an encoder in use
 
 
-class _PairBatch:
-    """The distinct texts and images of n queries followed by their n targets.
-
-    texts: (t,) numbers. images: pixels being read. text_at, image_at: (2n,) positions in these, -1 for none.
-    masked: (n, n), see `Pairs.false_negatives`.
-    """
-
-    def __init__(
-        self, text: np.ndarray, image: np.ndarray, masked: np.ndarray, read: Callable[[int], "Future[np.ndarray]"]
-    ) -> None:
-        self.masked = masked
-        self.texts, self.text_at = _unique(text)
-        images, self.image_at = _unique(image)
-        self.images = [read(int(number)) for number in images]
+def _unique(numbers: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
+    """The distinct numbers without -1, the rows of `numbers` that have one, and the position of each among them."""
+    unique, rows = np.unique(numbers[numbers >= 0]), np.flatnonzero(numbers >= 0)
+    return unique, torch.from_numpy(rows), torch.from_numpy(np.searchsorted(unique, numbers[rows]))
 
 
-def _added(total: Tensor, vectors: Tensor, at: np.ndarray) -> Tensor:
-    """Add row at[i] of vectors (m, d) to row i of total (n, d) where at[i] is not -1."""
-    rows = np.flatnonzero(at >= 0)
-    which, where = (torch.from_numpy(numbers).to(total.device) for numbers in (at[rows], rows))
-    return total.index_add(0, where, vectors[which])
-
-
-def _unique(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct numbers without -1, and the position of each number among them."""
-    unique = np.unique(numbers[numbers >= 0])
-    return unique, np.where(numbers >= 0, np.searchsorted(unique, numbers), -1)
-
-
-class HeadsStage(PairStage):
+class HeadsStage(EmbeddingStage):
     """Trains one square linear map for images and one for texts, started as the identity, on frozen vectors."""
 
     name = "encoder"
     config: ClipStageConfig
 
-    def __init__(self, data: TrainingData, vectors: FrozenVectors, config: ClipStageConfig, seed: int) -> None:
-        super().__init__(data, config, seed, config.average)
+    def __init__(
+        self,
+        data: TrainingData,
+        vectors: FrozenVectors,
+        config: ClipStageConfig,
+        seed: int,
+        compute: Compute = CPU,
+    ) -> None:
+        super().__init__(data, config, seed, config.average, compute)
         self.steps, self.vectors = config.steps, vectors
         dim = vectors.dim
-        self.maps = self.module = nn.ParameterDict({"image": torch.eye(dim), "text": torch.eye(dim)})
+        self.maps = nn.ParameterDict({"image": torch.eye(dim), "text": torch.eye(dim)}).to(compute.device)
+        self.module = self.maps
         self.groups = [self.group(self.module.parameters(), decayed=False)]  # decay would pull the identity to zero
 
-    def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
-        """Eq. 2."""
-        queries, targets = self.pairs.draw(step_rng(self.seed, self.name, step), self.config.batch)
-        q = self._embed(self.pairs.text[queries], self.pairs.image[queries])
-        c = self._embed(self.data.train.text[targets], self.data.train.image[targets])
-        masked = torch.from_numpy(self.pairs.false_negatives(queries, targets))
-        return contrastive_loss(q, c, self.config.temperature, masked), {}
+    def inputs(
+        self, queries: np.ndarray, targets: np.ndarray, parts: list[np.ndarray], rng: np.random.Generator
+    ) -> list[list[list[Tensor]]]:
+        """See `EmbeddingStage.inputs`."""
+        return [pair_inputs(self.vectors, self.pairs, self.data.train, queries[rows], targets[rows]) for rows in parts]
 
-    def _embed(self, text: np.ndarray, image: np.ndarray) -> Tensor:
-        images, texts = tensor_pair(self.vectors, text, image)
+    def embed(self, inputs: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+        """See `EmbeddingStage.embed`."""
+        queries, targets = inputs
+        return self._phi(*queries), self._phi(*targets)
+
+    def _phi(self, images: Tensor, texts: Tensor) -> Tensor:
         return F.normalize(images @ self.maps["image"].T + texts @ self.maps["text"].T, dim=1)
+
+    def compare(self, queries: Tensor, targets: Tensor, whole: dict[str, Tensor]) -> Losses:
+        """Eq. 2."""
+        return contrastive_loss(queries, targets, self.config.temperature, whole["masked"]), {}
 
     def validate(self) -> dict[str, float]:
         """Recall of exact search."""
-        return embedding_recall(self.data.val, lambda text, image: self._embed(text, image).numpy())
+
+        def embed(text: np.ndarray, image: np.ndarray) -> np.ndarray:
+            return self._phi(*self.compute.put(tensor_pair(self.vectors, text, image))).cpu().numpy()
+
+        return embedding_recall(self.data.val, embed, self.compute.device)
 
     @torch.no_grad()
     def merge(self, side: Side, linear: nn.Linear) -> None:

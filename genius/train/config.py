@@ -21,6 +21,7 @@ class StageConfig:
     """Settings that every stage has, with defaults of its own."""
 
     batch: int = 512  # query-target pairs per step
+    accumulate: int = 1  # parts that a batch is computed in, one after the other: less memory, the same result
     rate: float = 1e-3  # peak learning rate of AdamW
     weight_decay: float = 0.01
     warmup: int = 100  # steps of linear warm-up; the rate then falls to zero along a cosine
@@ -37,8 +38,6 @@ class ClipStageConfig(StageConfig):
     tune: str = "lora"  # "full": all weights; "lora": adapters; "heads": linear maps of frozen vectors; "none"
     rank: int = 16  # of the adapters
     checkpointing: bool = True  # recompute activations in the backward pass: less memory, a third slower
-    precision: str = "auto"  # "float32", "bf16", "fp16", or "auto": the best that a GPU has, float32 without one
-    device: str = "auto"  # "cuda", "cuda:1", "mps", "cpu", or "auto": a GPU if there is one
     steps: int = 5000
     batch: int = 256
     rate: float = 1e-4  # for "lora"; use 1e-5 for "full", 1e-3 for "heads"
@@ -120,6 +119,8 @@ class TrainConfig:
     """Everything besides the data that decides the result of a training."""
 
     seed: int = 0  # of weights, batches, augmentation and prompts
+    device: str = "auto"  # "cpu", "cuda", "mps", or "auto": a CUDA device if there is one
+    precision: str = "auto"  # "float32", "bf16", "fp16", or "auto": the best of a CUDA device, else float32
     derived_prompts: float = 0.2  # share of the training queries that get the instruction of a query without a prompt
     clip: ClipStageConfig = field(default_factory=ClipStageConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
@@ -143,8 +144,8 @@ class TrainConfig:
 
 
 AT_LEAST_ONE = (
-    "steps", "batch", "mix", "views", "validate_every", "codes_per_level", "levels", "sample", "code_beams", "rank",
-    "items",
+    "steps", "batch", "accumulate", "mix", "views", "validate_every", "codes_per_level", "levels", "sample",
+    "code_beams", "rank", "items",
 )  # fmt: skip
 ZERO_TO_ONE = ("derived_prompts", "unaugmented", "average", "decay", "dropout")
 POSITIVE = ("rate", "temperature", "epochs", "alpha", "sharpness")
@@ -170,7 +171,7 @@ def check(config: TrainConfig) -> None:
                 raise BadData(f"The setting {setting} is {value}; it must be above 0.")
     for setting, chosen, known in (
         ("[clip] tune", config.clip.tune, TUNINGS),
-        ("[clip] precision", config.clip.precision, PRECISIONS),
+        ("precision", config.precision, PRECISIONS),
         ("[quantizer] first_code", config.quantizer.first_code, FIRST_CODES),
         ("[decoder] start_table", config.decoder.start_table, TABLES),
         ("[decoder] teacher", config.decoder.teacher, TEACHERS),

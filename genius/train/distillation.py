@@ -8,6 +8,7 @@ sum of the ID's code vectors is to s z.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,11 @@ from torch import Tensor
 
 from genius.data.splits import SplitData
 from genius.networks.decoder import Decoder
-from genius.train.batches import Pairs
+from genius.train import distributed
+from genius.train.batches import Pairs, row_weight
+from genius.train.compute import Compute
 from genius.train.config import DecoderStageConfig
+from genius.train.loop import Losses
 
 GAIN = 10.0  # g
 CANDIDATES = 4096  # that items are drawn from
@@ -29,8 +33,9 @@ PATH_WEIGHT, MODALITY_WEIGHT = 0.3, 0.3
 
 @dataclass
 class Candidates:
-    """Items with their fused vectors z (n, d), codes (n, levels) and modality (n,)."""
+    """Items with their fused vectors z (n, d), codes (n, levels) and modality (n,), for the steps of a block."""
 
+    block: int
     z: Tensor
     codes: Tensor
     modality: Tensor
@@ -43,8 +48,10 @@ class Distillation:
         pairs: The training queries.
         split: The training split.
         codes: (candidates, levels) IDs of the candidates that are right for any query.
-        fuse: Fused vectors of texts with images, given by number.
+        read: Image and text vectors of texts with images, given by number.
+        fuse: Fused vectors of image and text vectors.
         config: Settings of the stage.
+        dim: Dimensions of fused vectors.
         seed: Seed of the choice of candidates.
     """
 
@@ -53,82 +60,127 @@ class Distillation:
         pairs: Pairs,
         split: SplitData,
         codes: Tensor,
-        fuse: Callable[[np.ndarray, np.ndarray], Tensor],
+        read: Callable[[np.ndarray, np.ndarray], list[Tensor]],
+        fuse: Callable[[Tensor, Tensor], Tensor],
         config: DecoderStageConfig,
+        dim: int,
         seed: int,
     ) -> None:
-        self.pairs, self.split, self.codes, self.fuse = pairs, split, codes, fuse
-        self.config, self.seed = config, seed
-        self.rows = pairs.targets()
-        self._candidates: tuple[int, Candidates] | None = None
+        self.pairs, self.split, self.codes, self.read, self.fuse = pairs, split, codes, read, fuse
+        self.config, self.dim, self.seed = config, dim, seed
+        self.rows, self.modality = pairs.targets(), torch.from_numpy(split.modality).long()
+        self._last_read = -1
+        self._candidates: Candidates | None = None
 
-    def loss(self, decoder: Decoder, step: int, rng: np.random.Generator) -> tuple[Tensor, dict[str, float]]:
-        """The loss of step `step`, and its parts."""
-        candidates = self.candidates(step)
-        z, modality = self.queries(candidates, max(1, self.config.batch // self.config.items), rng)
-        rows = self.near(z, modality, candidates)  # (n, items)
+    # On the CPU
+
+    def prepare(
+        self,
+        step: int,
+        rng: np.random.Generator,
+        generator: torch.Generator,
+        divide: Callable[[int], list[np.ndarray]],
+    ) -> list[dict[str, Any]]:
+        """What the parts of a batch need. divide(n): numbers of the rows of each part of n rows.
+
+        Everything random is drawn for all rows, so that it does not depend on the number of processes and parts.
+        """
+        block, size = step // REFRESH, min(CANDIDATES, len(self.rows))
+        count = max(1, self.config.batch // self.config.items)
+        (queries, targets), (others, other_targets) = self._draw(count, rng), self._draw(count, rng)
+        n = min(len(queries), len(others))
+        numbers = {
+            "share": torch.from_numpy(rng.random((n, 1)).astype(np.float32)),
+            "chosen": torch.from_numpy(rng.integers(size, size=n)),
+            "noise": torch.randn(n, self.dim, generator=generator),
+            "kind": torch.from_numpy(rng.choice(len(QUERY_KINDS), n, p=QUERY_KINDS)),
+            "modality": self.modality[torch.from_numpy(targets[:n])],
+            "uniform": torch.rand(n, size, generator=generator),
+        }
+        candidates = None if block == self._last_read else self.read_candidates(block)
+        self._last_read = block
+        prepared = []
+        for rows in divide(n):
+            text = [self.pairs.text[queries[rows]], self.pairs.text[others[rows]], self.split.text[other_targets[rows]]]
+            image = [
+                self.pairs.image[queries[rows]], self.pairs.image[others[rows]], self.split.image[other_targets[rows]]
+            ]  # fmt: skip
+            part: dict[str, Any] = {name: value[rows] for name, value in numbers.items()}
+            part |= {"vectors": self.read(np.concatenate(text), np.concatenate(image))}
+            prepared.append(part | {"block": block, "candidates": candidates, "weight": row_weight(len(rows), n)})
+        return prepared
+
+    def _draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """At most `count` queries and targets, given by number, in random order."""
+        queries, targets = self.pairs.draw(rng, count)
+        order = rng.permutation(len(queries))
+        return queries[order], targets[order]
+
+    def read_candidates(self, block: int) -> dict[str, Any]:
+        """The candidates of a block of steps. Of their vectors, each process reads its part."""
+        rng = np.random.default_rng([self.seed, block])
+        rows = rng.choice(self.rows, min(CANDIDATES, len(self.rows)), replace=False)
+        mine, numbers = distributed.own(rows), torch.from_numpy(rows)
+        vectors = self.read(self.split.text[mine], self.split.image[mine])
+        return {"vectors": vectors, "codes": self.codes[numbers], "modality": self.modality[numbers]}
+
+    # On the device
+
+    def loss(self, decoder: Decoder, part: dict[str, Any], compute: Compute) -> Losses:
+        """The loss of a part of a batch, and its parts."""
+        candidates = self.candidates(part["block"], part["candidates"], compute)
+        z, modality = self.queries(part, candidates)
+        rows = self.near(z, modality, candidates, part["uniform"])  # (n, items)
         codes = candidates.codes[rows].flatten(0, 1)
         z_items = z.repeat_interleave(rows.shape[1], 0)
-        logits, teacher = decoder.logits(z_items, codes), teacher_logits(decoder, z_items, codes)
+        with compute.autocast():
+            logits = decoder.logits(z_items, codes)
+        teacher = teacher_logits(decoder, z_items, codes)
         levels = level_errors(logits, teacher)
         errors = (sum_of_log_probs(logits, codes) - sum_of_log_probs(teacher, codes)).view(rows.shape)
         paths = (errors - errors.mean(1, keepdim=True)).square().mean()  # only the order of a query's items matters
         first = F.cross_entropy(logits[0].view(*rows.shape, -1)[:, 0], modality)
         total = levels + PATH_WEIGHT * paths + MODALITY_WEIGHT * first
         parts = {"levels": levels, "paths": paths, "modality": first}
-        return total, {name: float(part.detach()) for name, part in parts.items()}
+        return part["weight"] * total, {name: part["weight"] * value.detach() for name, value in parts.items()}
 
-    def candidates(self, step: int) -> Candidates:
-        """The candidates of a step. Encoding them takes longer than a step, so that they serve for several."""
-        block = step // REFRESH
-        if self._candidates is None or self._candidates[0] != block:
-            rng = np.random.default_rng([self.seed, block])
-            rows = rng.choice(self.rows, min(CANDIDATES, len(self.rows)), replace=False)
-            z = self.fuse(self.split.text[rows], self.split.image[rows])
-            modality = torch.from_numpy(self.split.modality[rows]).long()
-            self._candidates = block, Candidates(z, self.codes[torch.from_numpy(rows)], modality)
-        return self._candidates[1]
+    def candidates(self, block: int, read: dict[str, Any] | None, compute: Compute) -> Candidates:
+        """The candidates of a block of steps. Encoding them takes longer than a step: they serve for several."""
+        if self._candidates is None or self._candidates.block != block:
+            given = compute.put(self.read_candidates(block) if read is None else read)
+            z = distributed.gathered(self.fuse(*given["vectors"]), len(given["codes"]))
+            self._candidates = Candidates(block, z, given["codes"], given["modality"])
+        return self._candidates
 
-    def queries(self, candidates: Candidates, count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Normalised query vectors (n, d) and the modalities (n,) that they ask for, n <= count.
+    def queries(self, part: dict[str, Any], candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """Normalised query vectors (n, d) and the modalities (n,) that they ask for.
 
         Four kinds: training queries; training queries moved by a part of the offset of another query from its target;
         mixtures of two training queries; candidates with noise. Only the first kind can be learned by heart.
         """
-        z, modality, _ = self._pairs(count, rng)
-        other, _, other_targets = self._pairs(count, rng)
-        n = min(len(z), len(other))
-        z, modality, other = z[:n], modality[:n], other[:n]
-        share = torch.from_numpy(rng.random((n, 1)).astype(np.float32))
-        chosen = torch.from_numpy(rng.integers(len(candidates.z), size=n))
-        noise = F.normalize(torch.randn(z.shape), dim=1) * (NOISE[0] + (NOISE[1] - NOISE[0]) * share)
+        z, other, other_targets = self.fuse(*part["vectors"]).chunk(3)
+        share, chosen, kind = part["share"], part["chosen"], part["kind"]
+        noise = F.normalize(part["noise"], dim=1) * (NOISE[0] + (NOISE[1] - NOISE[0]) * share)
         kinds = torch.stack(
             [
                 z,
-                z + share * (other - other_targets[:n]),
+                z + share * (other - other_targets),
                 share * z + (1 - share) * other,
                 candidates.z[chosen] + noise,
             ]
         )
-        kind = torch.from_numpy(rng.choice(len(QUERY_KINDS), n, p=QUERY_KINDS))
-        modality = torch.where(kind == len(QUERY_KINDS) - 1, candidates.modality[chosen], modality)
-        return F.normalize(kinds[kind, torch.arange(n)], dim=1), modality
+        modality = torch.where(kind == len(QUERY_KINDS) - 1, candidates.modality[chosen], part["modality"])
+        return F.normalize(kinds[kind, torch.arange(len(z), device=z.device)], dim=1), modality
 
-    def _pairs(self, count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Query vectors (n, d), modalities (n,) and vectors (n, d) of their targets, in random order."""
-        queries, targets = self.pairs.draw(rng, count)
-        order = rng.permutation(len(queries))
-        queries, targets = queries[order], targets[order]
-        z = self.fuse(self.pairs.text[queries], self.pairs.image[queries])
-        z_targets = self.fuse(self.split.text[targets], self.split.image[targets])
-        return z, torch.from_numpy(self.split.modality[targets]).long(), z_targets
+    def near(self, z: Tensor, modality: Tensor, candidates: Candidates, uniform: Tensor) -> Tensor:
+        """Draw candidates (n, items) of these modalities (n,), the more likely the nearer to the queries z (n, d).
 
-    def near(self, z: Tensor, modality: Tensor, candidates: Candidates) -> Tensor:
-        """Draw candidates (n, items) of these modalities (n,), the more likely the nearer to the queries z (n, d)."""
+        uniform: (n, candidates) random numbers between 0 and 1.
+        """
         scores = self.config.sharpness * z @ candidates.z.T
         # A candidate of another modality is drawn only if there are too few of the right one.
         scores = scores - 1e3 * (candidates.modality != modality[:, None])
-        gumbel = -torch.log(-torch.log(torch.rand(scores.shape).clamp(1e-20, 1 - 1e-7)))
+        gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
         return (scores + gumbel).topk(min(self.config.items, scores.shape[1]), dim=1).indices
 
 

@@ -1,5 +1,7 @@
 """Stage 1, Sec. 4.1, for `mini`: contrastive training of the heads (Eq. 2) on cached backbone features."""
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -8,19 +10,22 @@ from torch import Tensor
 from genius.data.splits import SplitData
 from genius.encoders.minilm import TokenStates
 from genius.networks.heads import Heads, encode_states, padded
-from genius.train.batches import PairStage
+from genius.train import distributed
+from genius.train.batches import EmbeddingStage
+from genius.train.compute import CPU, Compute
 from genius.train.config import EncoderStageConfig
 from genius.train.data import FrozenVectors, TrainingData
 from genius.train.features import ImageFeatures
-from genius.train.loop import step_rng
+from genius.train.loop import Losses
 from genius.train.losses import contrastive_loss
 from genius.train.validation import embedding_recall
 
 IMAGE_BLOCK = 512
+FEATURES = ("map", "pooled", "logits")  # of `ImageFeatures`, in the order of `Heads.encode_image`
 WHOLE = 0.5  # share of the training images that are seen whole, where there are crops of them
 
 
-class EncoderStage(PairStage):
+class EncoderStage(EmbeddingStage):
     """Trains the heads of `mini`. views: features of the whole images, then of crops of them."""
 
     name = "encoder"
@@ -34,69 +39,98 @@ class EncoderStage(PairStage):
         views: list[ImageFeatures],
         config: EncoderStageConfig,
         seed: int,
+        compute: Compute = CPU,
     ) -> None:
-        super().__init__(data, config, seed, config.average)
+        super().__init__(data, config, seed, config.average, compute)
         self.steps = config.steps
-        self.module = self.heads = heads
+        self.module = self.heads = heads.to(compute.device)
         self.texts, self.views = texts, views
         self.groups = [self.group(heads.parameters())]
 
-    def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
-        """Eq. 2."""
-        rng = step_rng(self.seed, self.name, step)
-        queries, targets = self.pairs.draw(rng, self.config.batch)
-        q = self._embed(self.pairs.text[queries], self.pairs.image[queries], rng)
-        c = self._embed(self.data.train.text[targets], self.data.train.image[targets], rng)
-        masked = torch.from_numpy(self.pairs.false_negatives(queries, targets))
-        return contrastive_loss(q, c, self.config.temperature, masked), {}
+    def inputs(
+        self, queries: np.ndarray, targets: np.ndarray, parts: list[np.ndarray], rng: np.random.Generator
+    ) -> list[dict[str, dict[str, Any]]]:
+        """See `EmbeddingStage.inputs`."""
+        train = self.data.train
+        sides = {
+            "queries": (self.pairs.text[queries], self.pairs.image[queries]),
+            "targets": (train.text[targets], train.image[targets]),
+        }
+        views = {side: self._choose_views(image, rng) for side, (_, image) in sides.items()}
+        return [
+            {side: self._read(text[rows], image[rows], views[side][rows]) for side, (text, image) in sides.items()}
+            for rows in parts
+        ]
 
-    def _embed(self, text: np.ndarray, image: np.ndarray, rng: np.random.Generator) -> Tensor:
-        """Compute phi of Eq. 2, (n, d): the normalised sum of text and image vectors."""
-        total = torch.zeros(len(text), self.heads.config.dim)
+    def _choose_views(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A random view (n,) of each image (n,); 0 where there is none."""
+        view, rows = np.zeros(len(image), np.int64), np.flatnonzero(image >= 0)
+        if len(rows):
+            crop = rng.integers(1, max(2, len(self.views)), size=len(rows))
+            view[rows] = np.where((rng.random(len(rows)) < WHOLE) | (len(self.views) == 1), 0, crop)
+        return view
+
+    def _read(self, text: np.ndarray, image: np.ndarray, view: np.ndarray) -> dict[str, Any]:
+        """Features of texts with images, each in a view; all three (n,) numbers. Each text is read once."""
+        read: dict[str, Any] = {"count": len(text)}
         rows = np.flatnonzero(text >= 0)
         if len(rows):
             unique, where = np.unique(text[rows], return_inverse=True)
-            vectors = self.heads.encode_text(*padded(self.texts, unique))
-            total = total.index_add(0, torch.from_numpy(rows), vectors[torch.from_numpy(where)])
+            states, mask = padded(self.texts, unique)
+            read |= {"states": states, "texts": torch.from_numpy(where), "text_rows": torch.from_numpy(rows)}
+            read |= {} if mask is None else {"mask": mask}
         rows = np.flatnonzero(image >= 0)
         if len(rows):
-            vectors = self.heads.encode_image(*self._features(image[rows], rng))
-            total = total.index_add(0, torch.from_numpy(rows), vectors)
+            for name in FEATURES:
+                values = np.empty((len(rows), *getattr(self.views[0], name).shape[1:]), dtype=np.float32)
+                for number, features in enumerate(self.views):
+                    chosen = view[rows] == number
+                    values[chosen] = getattr(features, name)[image[rows][chosen]]
+                read[name] = torch.from_numpy(values)
+            read["image_rows"] = torch.from_numpy(rows)
+        return read
+
+    def embed(self, inputs: dict[str, dict[str, Any]]) -> tuple[Tensor, Tensor]:
+        """See `EmbeddingStage.embed`."""
+        return self._phi(inputs["queries"]), self._phi(inputs["targets"])
+
+    def _phi(self, read: dict[str, Any]) -> Tensor:
+        """Compute phi of Eq. 2, (n, d): the normalised sum of text and image vectors."""
+        total = torch.zeros(read["count"], self.heads.config.dim, device=self.heads.device)
+        if "states" in read:
+            vectors = self.heads.encode_text(read["states"], read.get("mask")).float()
+            total = total.index_add(0, read["text_rows"], vectors[read["texts"]])
+        if "image_rows" in read:
+            vectors = self.heads.encode_image(*(read[name] for name in FEATURES)).float()
+            total = total.index_add(0, read["image_rows"], vectors)
         return F.normalize(total, dim=1)
 
-    def _features(self, image: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
-        """Features of images, each in a random view."""
-        crop = rng.integers(1, max(2, len(self.views)), size=len(image))
-        view = np.where((rng.random(len(image)) < WHOLE) | (len(self.views) == 1), 0, crop)
-        out = []
-        for name in ("map", "pooled", "logits"):
-            values = np.empty((len(image), *getattr(self.views[0], name).shape[1:]), dtype=np.float32)
-            for number, features in enumerate(self.views):
-                values[view == number] = getattr(features, name)[image[view == number]]
-            out.append(torch.from_numpy(values))
-        return out
+    def compare(self, queries: Tensor, targets: Tensor, whole: dict[str, Tensor]) -> Losses:
+        """Eq. 2."""
+        return contrastive_loss(queries, targets, self.config.temperature, whole["masked"]), {}
 
     def validate(self) -> dict[str, float]:
         """Recall of exact search."""
         vectors = split_vectors(self.heads, self.data.val, self.texts, self.views[0])
-        return embedding_recall(self.data.val, vectors.embedding)
+        return embedding_recall(self.data.val, vectors.embedding, self.compute.device)
 
 
 def text_vectors(heads: Heads, states: TokenStates, numbers: np.ndarray) -> np.ndarray:
     """(texts + 1, d): vectors of the texts with these numbers. Other rows, and the last one, are zero."""
     out = np.zeros((len(states) + 1, heads.config.dim), dtype=np.float32)
-    out[numbers] = encode_states(heads, states.take(numbers))
-    return out
+    mine = distributed.own(numbers)
+    out[mine] = encode_states(heads, states.take(mine))
+    return distributed.summed(torch.from_numpy(out)).numpy()
 
 
 @torch.inference_mode()
 def image_vectors(heads: Heads, features: ImageFeatures, numbers: np.ndarray) -> np.ndarray:
     """(images + 1, d): vectors of the images with these numbers. Other rows, and the last one, are zero."""
     out = np.zeros((len(features.pooled) + 1, heads.config.dim), dtype=np.float32)
-    for rows in np.array_split(numbers, len(numbers) // IMAGE_BLOCK + 1):
-        parts = (features.map[rows], features.pooled[rows], features.logits[rows])
-        out[rows] = heads.encode_image(*(torch.from_numpy(p).float() for p in parts)).numpy()
-    return out
+    for rows in distributed.own(np.array_split(numbers, len(numbers) // IMAGE_BLOCK + 1)):
+        parts = (torch.from_numpy(getattr(features, name)[rows]).to(heads.device).float() for name in FEATURES)
+        out[rows] = heads.encode_image(*parts).cpu().numpy()
+    return distributed.summed(torch.from_numpy(out)).numpy()
 
 
 def split_vectors(heads: Heads, split: SplitData, states: TokenStates, features: ImageFeatures) -> FrozenVectors:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -24,6 +24,7 @@ from genius.encoders.base import Encoder, Prepared
 from genius.encoders.efficientnet import EfficientNetLite2, to_pixels
 from genius.encoders.minilm import MAX_TOKENS, WIDTH, MiniLM, TokenStates
 from genius.errors import BadModel
+from genius.train import distributed
 from genius.train.files import write_json
 from genius.train.loop import progress_bar
 
@@ -33,10 +34,14 @@ BATCHES_A_BLOCK = 32  # batches of texts between two records of the progress
 CROP_AREA = (0.5, 0.95)  # share of the image's area that a crop keeps
 
 
-class _Cache:
-    """A folder of .npy files, filled block by block by the process that has entered the context.
+T = TypeVar("T")
 
-    The lock ends with its process. If that is killed, the next process continues after the last finished block.
+
+class _Cache:
+    """A folder of .npy files, filled block by block by the training that has entered the context.
+
+    The lock ends with its process, process 0 of a training. If that is killed, the next training continues after the
+    last finished block.
     """
 
     def __init__(self, folder: Path, shapes: dict[str, tuple[int, ...]], console: Console) -> None:
@@ -46,28 +51,50 @@ class _Cache:
         self.lock = FileLock(folder / "lock")
 
     def __enter__(self) -> "_Cache":
+        self.done: int = distributed.from_main(self._begin)
+        if not distributed.is_main():
+            self._open("r+")
+        return self
+
+    def _begin(self) -> int:
+        """Take the lock and open the files, in process 0. Returns what was done before."""
         try:
             self.lock.acquire(blocking=False)
         except Timeout:
             self.console.print(f"Waiting for another training that is filling {self.folder}.")
             self.lock.acquire()
-        self.done: int = json.loads(self.counter.read_text()) if self.counter.exists() else 0
-        mode = "r+" if self.done else "w+"
+        done: int = json.loads(self.counter.read_text()) if self.counter.exists() else 0
+        self._open("r+" if done else "w+")
+        return done
+
+    def _open(self, mode: Literal["r+", "w+"]) -> None:
         self.arrays = {
             name: np.lib.format.open_memmap(self.folder / f"{name}.npy", mode, np.float16, shape)
             for name, shape in self.shapes.items()
         }
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.lock.release()
+
+    def fill(self, blocks: Sequence[T], work: Callable[[Sequence[T]], Iterator[object]]) -> Iterator[int]:
+        """Write blocks, one by each process at a time. work: writes a block of a list whenever it is advanced.
+
+        Yields the number of blocks that are written so far, after each round. The caller records it: see `finished`.
+        """
+        mine = iter(work(distributed.own(blocks)))
+        for first in range(0, len(blocks), distributed.world()):
+            if first + distributed.rank() < len(blocks):
+                next(mine)
+            yield min(first + distributed.world(), len(blocks))
 
     def finished(self, done: int) -> None:
         """Record that everything up to `done` is written."""
         for array in self.arrays.values():
             array.flush()
+        distributed.barrier()
         self.done = done
-        write_json(self.counter, done)
+        if distributed.is_main():
+            write_json(self.counter, done)
 
 
 def _folder_name(content: str, names: Sequence[str]) -> str:
@@ -103,19 +130,21 @@ class ImageFeatures:
 
         with _Cache(cache / _folder_name(f"images{view}", names), shapes, console) as store:
             if store.done < len(blocks):
-                backbone = EfficientNetLite2(threads)
+                backbone, before = EfficientNetLite2(threads), store.done
                 with progress_bar(console) as progress, ThreadPoolExecutor(threads) as pool:
+
+                    def work(mine: Sequence[range]) -> Iterator[None]:
+                        for block, pixels in _ahead(pool, load, mine):
+                            values = backbone.features(np.stack(pixels))
+                            for array, value in zip(store.arrays.values(), values, strict=True):
+                                array[block.start : block.stop] = value
+                            yield
+
                     bar = progress.add_task(f"images, view {view}", total=n, note="")
-                    for number, (block, pixels) in enumerate(_ahead(pool, load, blocks[store.done :]), store.done):
-                        values = backbone.features(np.stack(pixels))
-                        for array, value in zip(store.arrays.values(), values, strict=True):
-                            array[block.start : block.stop] = value
-                        store.finished(number + 1)
-                        progress.update(bar, completed=block.stop)
+                    for done in store.fill(blocks[before:], work):
+                        store.finished(before + done)
+                        progress.update(bar, completed=blocks[store.done - 1].stop)
             self.map, self.pooled, self.logits = store.arrays.values()
-
-
-T = TypeVar("T")
 
 
 def _ahead(
@@ -151,12 +180,17 @@ def text_features(texts: Sequence[str], cache: Path, int8: bool, console: Consol
     with _Cache(folder, shapes, console) as store, progress_bar(console) as progress:
         states = store.arrays["states"]
         bar = progress.add_task("texts", total=len(texts), note="")
-        for start in range(0, len(batches), BATCHES_A_BLOCK):
-            block = batches[start : start + BATCHES_A_BLOCK]
-            if start >= store.done:
+        blocks = [batches[start : start + BATCHES_A_BLOCK] for start in range(0, len(batches), BATCHES_A_BLOCK)]
+        before = -(-store.done // BATCHES_A_BLOCK)
+
+        def work(mine: Sequence[list[np.ndarray]]) -> Iterator[None]:
+            for block in mine:
                 backbone.fill(states, offsets, ids, block)
-                store.finished(start + len(block))
-            progress.advance(bar, sum(map(len, block)))
+                yield
+
+        for done in store.fill(blocks[before:], work):
+            store.finished(min((before + done) * BATCHES_A_BLOCK, len(batches)))
+            progress.update(bar, completed=sum(map(len, batches[: store.done])))
     return TokenStates(states, offsets)
 
 
@@ -259,13 +293,18 @@ def _rows(
         vectors, left = store.arrays["vectors"], _blocks(store.done, len(names), size)
         with progress_bar(console) as progress, ThreadPoolExecutor(threads) as pool:
             bar = progress.add_task(f"vectors of {side}", total=len(names), completed=store.done, note="")
-            for block, values in zip(left, values_of(pool, left), strict=True):
-                if not np.isfinite(values).all():
-                    raise BadModel(
-                        f"The encoder gave vectors of {side} that are not numbers. Train stage 1 at a lower rate, "
-                        'or with precision = "float32".'
-                    )
-                vectors[block.start : block.stop] = values
-                store.finished(block.stop)
-                progress.update(bar, completed=block.stop)
+
+            def work(mine: Sequence[range]) -> Iterator[None]:
+                for block, values in zip(mine, values_of(pool, mine), strict=True):
+                    if not np.isfinite(values).all():
+                        raise BadModel(
+                            f"The encoder gave vectors of {side} that are not numbers. Train stage 1 at a lower rate, "
+                            'or with precision = "float32".'
+                        )
+                    vectors[block.start : block.stop] = values
+                    yield
+
+            for done in store.fill(left, work):
+                store.finished(left[done - 1].stop)
+                progress.update(bar, completed=store.done)
     return vectors

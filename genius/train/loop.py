@@ -9,7 +9,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,12 @@ from torch import Tensor, nn
 
 from genius.errors import BadData
 from genius.runtime.memory import keep_memory
+from genius.train import distributed
 from genius.train.files import write_atomically, write_json, write_text
 
 CHECKPOINT_SECONDS = 60.0
+Losses = tuple[Tensor, dict[str, Tensor]]
+"""A loss, and more metrics: single numbers, left on the device until they are logged."""
 
 
 class Stage(ABC):
@@ -42,18 +45,39 @@ class Stage(ABC):
     scaler: torch.amp.GradScaler | None = None  # for float16, where small gradients vanish
 
     @abstractmethod
-    def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
-        """The loss of step `step`, counted from 0, and more metrics for the log."""
+    def loss(self, step: int) -> Losses:
+        """The loss of step `step`, counted from 0, and more metrics for the log.
+
+        Of several processes, each returns a loss of its own. The mean over all of them is the loss of the step.
+        """
+
+    def parts(self, step: int) -> list[Callable[[], Losses]]:
+        """Calls that return losses whose gradients add up to that of `loss`, to compute a batch in parts.
+
+        Metrics of the same name add up too. One of them is `loss`.
+        """
+
+        def whole() -> Losses:
+            loss, metrics = self.loss(step)
+            return loss, {"loss": loss.detach(), **metrics}
+
+        return [whole]
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
         """Metrics on the validation split. The weights with the highest `score` are kept."""
 
 
-def step_rng(seed: int, stage: str, step: int) -> np.random.Generator:
-    """Random generator of one step. Seeds torch as well, for dropout."""
+def step_seed(seed: int, stage: str, step: int) -> tuple[np.random.Generator, int]:
+    """Random generator of one step, and a seed for torch's random numbers."""
     rng = np.random.default_rng([seed, *stage.encode(), step])
-    torch.manual_seed(int(rng.integers(2**62)))
+    return rng, int(rng.integers(2**62))
+
+
+def step_rng(seed: int, stage: str, step: int) -> np.random.Generator:
+    """Random generator of one step. Seeds torch as well."""
+    rng, torch_seed = step_seed(seed, stage, step)
+    torch.manual_seed(torch_seed)
     return rng
 
 
@@ -84,6 +108,7 @@ class StageRun:
         self.stage, self.path = stage, path
         self.parameters: list[Tensor] = [p for p in stage.module.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(stage.groups, betas=(0.9, 0.98))
+        self.averaging = distributed.Averaging(stage.module)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.average = [p.detach().clone() for p in self.parameters] if stage.average else []
         self.best: dict[str, Tensor] = {}
@@ -119,18 +144,28 @@ class StageRun:
         if self.stage.scaler is not None and self.facts.get("scaler"):
             self.stage.scaler.load_state_dict(self.facts["scaler"])
 
-    def update(self, loss: Tensor) -> None:
-        """One step of AdamW."""
+    def take_step(self) -> dict[str, Tensor]:
+        """Compute the loss of the next step, and update the weights. Returns the metrics."""
+        self.optimizer.zero_grad(set_to_none=True)
+        scaler, parts, metrics = self.stage.scaler, self.stage.parts(self.facts["step"]), dict[str, Tensor]()
+        for number, part in enumerate(parts):
+            with self.averaging.until_last(number == len(parts) - 1):
+                loss, found = self.averaging(part)
+                torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
+            for name, value in found.items():
+                metrics[name] = metrics[name] + value if name in metrics else value
+        self.update()
+        self.facts["step"] += 1
+        return metrics
+
+    def update(self) -> None:
+        """One step of AdamW, with the gradients that are there."""
         step = self.facts["step"]
         factor = rate_factor(step, self.stage.steps, self.stage.warmup)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
-        self.optimizer.zero_grad(set_to_none=True)
         scaler = self.stage.scaler
-        if scaler is None:
-            torch.autograd.backward(loss)
-        else:
-            torch.autograd.backward(scaler.scale(loss))
+        if scaler is not None:
             scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         if scaler is None:
@@ -150,7 +185,7 @@ class StageRun:
         for p, a in zip(self.parameters, self.average, strict=bool(self.average)):
             p.copy_(a)
         self.stage.module.eval()
-        metrics = self.stage.validate()
+        metrics = distributed.averaged(self.stage.validate())  # the same everywhere, to the last digit
         if self.facts["best_score"] is None or metrics["score"] > self.facts["best_score"]:
             self.facts |= {"best_score": metrics["score"], "best_step": self.facts["step"]}
             self.best = {k: v.clone() for k, v in self.stage.module.state_dict().items()}
@@ -187,38 +222,41 @@ def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
     keep_memory()
     run = StageRun(stage, folder / f"{stage.name}.safetensors")
     log = folder / "log.jsonl"
-    if run.path.exists():
+    if distributed.from_main(run.path.exists):
         try:
             run.load()
         except (SafetensorError, KeyError, RuntimeError) as error:
             raise BadData(
                 f"The checkpoint {run.path} is damaged ({error}). Delete it to train its stage again."
             ) from error
-    _drop_later_lines(log, stage.name, run.facts["step"])
+    distributed.send_weights(stage.module)
+    if distributed.is_main():
+        _drop_later_lines(log, stage.name, run.facts["step"])
     started, saved = time.monotonic() - run.facts["seconds"], time.monotonic()
     stage.module.train()
     with progress_bar(console) as progress:
         bar = progress.add_task(stage.name, total=stage.steps, completed=run.facts["step"], note="")
         while not run.facts["done"]:
-            loss, metrics = stage.loss(run.facts["step"])
-            run.update(loss)
-            run.facts["step"] += 1
+            on_device = run.take_step()
             step = run.facts["step"]
             last = step >= stage.steps
-            metrics = {"loss": float(loss.detach()), **metrics}
-            if last or step % stage.validate_every == 0:
-                metrics |= {f"val_{k}": v for k, v in run.validate().items()}
-                progress.update(bar, note=f"val {metrics['val_score']:.2f}")
-            elif step % 10:
-                metrics = {}
-            if metrics:
+            validated = last or step % stage.validate_every == 0
+            if validated or step % 10 == 0:
+                metrics = distributed.averaged(on_device)
+                _check_finite(metrics["loss"], stage.name, step)
+                if validated:
+                    metrics |= {f"val_{k}": v for k, v in run.validate().items()}
+                    progress.update(bar, note=f"val {metrics['val_score']:.2f}")
                 seconds = round(time.monotonic() - started, 1)
-                _append(log, {"stage": stage.name, "step": step, "seconds": seconds, **metrics})
+                if distributed.is_main():
+                    _append(log, {"stage": stage.name, "step": step, "seconds": seconds, **metrics})
             progress.update(bar, completed=step)
-            if last or time.monotonic() - saved > CHECKPOINT_SECONDS:
+            if distributed.is_main() and (last or time.monotonic() - saved > CHECKPOINT_SECONDS):
+                _check_finite(float(on_device["loss"]), stage.name, step)
                 run.facts |= {"seconds": time.monotonic() - started, "done": last}
                 run.save()
                 saved = time.monotonic()
+            run.facts["done"] = last
     stage.module.load_state_dict(run.best)
     stage.module.eval()
     console.print(
@@ -226,6 +264,14 @@ def run_stage(stage: Stage, folder: Path, console: Console) -> dict[str, Any]:
         f"best validation score {run.facts['best_score']:.2f} at step {run.facts['best_step']}"
     )
     return run.facts
+
+
+def _check_finite(loss: float, stage: str, step: int) -> None:
+    if not math.isfinite(loss):
+        raise BadData(
+            f"The loss of the stage {stage!r} is {loss} at step {step}. Set a lower rate, or "
+            'precision = "float32", and start again with another --out.'
+        )
 
 
 @torch.no_grad()
@@ -276,7 +322,8 @@ class StageTimes:
         finally:
             spent = time.monotonic() - started
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 1)
-            write_json(self.path, self.seconds, indent=2)
+            if distributed.is_main():
+                write_json(self.path, self.seconds, indent=2)
 
     def __str__(self) -> str:
         return ", ".join(f"{stage} {seconds / 60:.1f} min" for stage, seconds in self.seconds.items())

@@ -20,15 +20,21 @@ def id_loss(log_probs: Tensor) -> Tensor:
     return -log_probs.sum(dim=1).mean()
 
 
-def augment(z_q: Tensor, z_c: Tensor, variant: str, alpha: float, rng: np.random.Generator) -> Tensor:
-    """Move normalised queries z_q (n, d) towards their targets z_c (n, d) by mu ~ Beta(alpha, alpha), Eq. 11.
+def draw_weights(shape: tuple[int, int], variant: str, alpha: float, rng: np.random.Generator) -> Tensor:
+    """Draw mu ~ Beta(alpha, alpha) of `augment` for queries of this shape: (n, 1), or (n, d) for "published"."""
+    if variant == "none":
+        return torch.ones(shape[0], 1)
+    drawn = rng.beta(alpha, alpha, shape if variant == "published" else (shape[0], 1))
+    return torch.from_numpy(drawn.astype(np.float32))
+
+
+def augment(z_q: Tensor, z_c: Tensor, variant: str, mu: Tensor) -> Tensor:
+    """Move normalised queries z_q (n, d) towards their targets z_c (n, d) by mu, see `draw_weights`; Eq. 11.
 
     variant: "interpolate" (Eq. 11, one mu per pair), "published" (one mu per dimension, square roots) or "none".
     """
     if variant == "none":
         return z_q
     if variant == "interpolate":
-        mu = torch.from_numpy(rng.beta(alpha, alpha, (len(z_q), 1)).astype(np.float32))
         return F.normalize(mu * z_q + (1 - mu) * z_c, dim=1)
-    mu = torch.from_numpy(rng.beta(alpha, alpha, z_q.shape).astype(np.float32))
     return F.normalize(mu.sqrt() * z_q + (1 - mu).sqrt() * z_c, dim=1)

@@ -8,24 +8,33 @@ from genius.data.splits import SplitData
 from genius.model.quantizer_runtime import MODALITIES, code_report
 from genius.networks.fusion import Fusion
 from genius.networks.quantizer import Quantizer
-from genius.train.batches import PairStage, tensor_pair
+from genius.train import distributed
+from genius.train.batches import EmbeddingStage, pair_inputs, tensor_pair
+from genius.train.compute import CPU, Compute
 from genius.train.config import QuantizerStageConfig
 from genius.train.data import StageVectors, TrainingData
-from genius.train.loop import step_rng
+from genius.train.loop import Losses, step_rng
 from genius.train.losses import contrastive_loss
 from genius.train.validation import recall
 
 FUSE_BLOCK = 2048
 
 
-class QuantizerStage(PairStage):
+class QuantizerStage(EmbeddingStage):
     """Trains fusion by gradients and the codebooks by moving averages."""
 
     name = "quantizer"
     config: QuantizerStageConfig
 
-    def __init__(self, data: TrainingData, vectors: StageVectors, config: QuantizerStageConfig, seed: int) -> None:
-        super().__init__(data, config, seed)  # no average: the codebooks follow the current fusion
+    def __init__(
+        self,
+        data: TrainingData,
+        vectors: StageVectors,
+        config: QuantizerStageConfig,
+        seed: int,
+        compute: Compute = CPU,
+    ) -> None:
+        super().__init__(data, config, seed, compute=compute)  # no average: the codebooks follow the current fusion
         self.vectors = vectors
         self.steps = max(1, round(config.epochs * len(self.pairs) / config.batch)) if config.epochs else config.steps
         dim = vectors.dim
@@ -34,47 +43,61 @@ class QuantizerStage(PairStage):
         self.quantizer = Quantizer(
             dim, config.codes_per_level, config.levels, config.shared, decay=config.decay, seed=seed
         )
-        self.module = nn.ModuleDict({"fusion": self.fusion, "quantizer": self.quantizer})
+        self.module = nn.ModuleDict({"fusion": self.fusion, "quantizer": self.quantizer}).to(compute.device)
         self.groups = [self.group(self.fusion.parameters())]
 
     @torch.no_grad()
     def start(self) -> None:
-        """Initialise the codebooks by k-means over a sample of the training candidates."""
+        """Initialise the codebooks by k-means over a sample of the training candidates, in process 0 for all."""
         train = self.data.train
         rows = step_rng(self.seed, "start", 0).permutation(len(train.text))[: self.config.sample]
         self.fusion.eval()
         fused = self.fuse_rows(train.text[rows], train.image[rows])
-        self.quantizer.initialise(fused, self._first_codes(train.modality[rows]), self.seed)
+        if distributed.is_main():
+            self.quantizer.initialise(fused, self._first_codes(self.modality[rows]), self.seed)
+        distributed.send_weights(self.quantizer)
 
-    def loss(self, step: int) -> tuple[Tensor, dict[str, float]]:
+    def inputs(
+        self, queries: np.ndarray, targets: np.ndarray, parts: list[np.ndarray], rng: np.random.Generator
+    ) -> list[list[list[Tensor]]]:
+        """See `EmbeddingStage.inputs`: image and text vectors of the queries, then of the targets."""
+        return [pair_inputs(self.vectors, self.pairs, self.data.train, queries[rows], targets[rows]) for rows in parts]
+
+    def embed(self, inputs: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
+        """See `EmbeddingStage.embed`."""
+        queries, targets = inputs
+        return self.fusion(*queries), self.fusion(*targets)
+
+    def compare(self, queries: Tensor, targets: Tensor, whole: dict[str, Tensor]) -> Losses:
         """Eq. 8."""
-        config, train = self.config, self.data.train
-        queries, targets = self.pairs.draw(step_rng(self.seed, self.name, step), config.batch)
-        z_q = self.fusion(*tensor_pair(self.vectors, self.pairs.text[queries], self.pairs.image[queries]))
-        z_c = self.fusion(*tensor_pair(self.vectors, train.text[targets], train.image[targets]))
-        masked = torch.from_numpy(self.pairs.false_negatives(queries, targets))
-        contrastive = contrastive_loss(z_q, z_c, config.temperature, masked)
+        config = self.config
+        contrastive = contrastive_loss(queries, targets, config.temperature, whole["masked"])
         # Where it is given, the first code of a query is its target modality: in training, the modality of its target.
-        modality = train.modality[targets]
-        both = self.quantizer(torch.cat([z_q, z_c]), self._first_codes(np.concatenate([modality, modality])))
-        q_hat, c_hat = both.vectors.chunk(2)
+        both = torch.cat([queries, targets])
+        first = torch.cat([whole["modality"]] * 2) if config.first_code == "modality" else None
+        codes = self.quantizer.assign(distributed.own(both.detach()), None if first is None else distributed.own(first))
+        quantized = self.quantizer(both, codes=distributed.gathered(codes, len(both)))
+        q_hat, c_hat = quantized.vectors.chunk(2)
         mse = (q_hat - c_hat).square().mean()
         # L_rq (Eq. 7) is divided by the dimension, as L_mse is, so that beta and gamma have the same scale.
-        rq = both.loss / len(self.quantizer.sizes) if config.rq_mean else both.loss
-        total = config.contrastive * contrastive + config.beta * rq / z_q.shape[1] + config.gamma * mse
-        return total, {"contrastive": contrastive.item(), "rq": rq.item(), "mse": mse.item()}
+        rq = quantized.loss / len(self.quantizer.sizes) if config.rq_mean else quantized.loss
+        total = config.contrastive * contrastive + config.beta * rq / queries.shape[1] + config.gamma * mse
+        return total, {"contrastive": contrastive.detach(), "rq": rq.detach(), "mse": mse.detach()}
 
     def validate(self) -> dict[str, float]:
         """Recall of exact search over the vectors rebuilt from the codes, and facts about the codes."""
-        split = self.data.val
+        split, device = self.data.val, self.compute.device
         fused = self.fuse(split)
-        codes = self.quantizer.encode(fused, self._first_codes(split.modality))
-        quantized = nn.functional.normalize(self.quantizer.decode(codes), dim=1).numpy()
-        queries = [self.fuse_rows(t.text, t.image).numpy() for t in split.tasks]
+        first = self._first_codes(split.modality)
+        mine = self.quantizer.encode(distributed.own(fused), None if first is None else distributed.own(first))
+        codes = distributed.gathered(mine, len(fused))
+        quantized = nn.functional.normalize(self.quantizer.decode(codes), dim=1)
+        queries = [self.fuse_rows(t.text, t.image) for t in split.tasks]
+        codes = codes.cpu()
         report = code_report(codes.numpy(), self.quantizer.sizes)
         learned = {"purity": purity(codes[:, 0].numpy(), split.modality)} if self.scheme is not self.quantizer else {}
-        return recall(split, queries, quantized) | {
-            "fused": recall(split, queries, fused.numpy())["score"],
+        return recall(split, queries, quantized, device) | {
+            "fused": recall(split, queries, fused, device)["score"],
             "distinct": report.distinct / report.items,
             "utilisation": float(np.mean(report.utilisation)),
             **learned,
@@ -87,7 +110,8 @@ class QuantizerStage(PairStage):
 
     def _first_codes(self, modality: np.ndarray) -> Tensor | None:
         """The first codes of vectors with these modalities (n,), or None where they are learned."""
-        return torch.from_numpy(modality) if self.config.first_code == "modality" else None
+        given = self.config.first_code == "modality"
+        return torch.from_numpy(modality).to(self.compute.device) if given else None
 
     def fuse(self, split: SplitData) -> Tensor:
         """Fused vectors of all candidates of a split, (candidates, d)."""
@@ -95,7 +119,7 @@ class QuantizerStage(PairStage):
 
     def fuse_rows(self, text: np.ndarray, image: np.ndarray) -> Tensor:
         """Fused vectors of texts with images, given by number, (n, d)."""
-        return fuse_rows(self.fusion, self.vectors, text, image)
+        return fuse_rows(self.fusion, self.vectors, text, image, self.compute.device)
 
 
 class LearnedFirstCode:
@@ -122,10 +146,16 @@ def purity(first: np.ndarray, modality: np.ndarray) -> float:
 
 
 @torch.no_grad()
-def fuse_rows(fusion: Fusion, vectors: StageVectors, text: np.ndarray, image: np.ndarray) -> Tensor:
-    """Fused vectors of texts with images, given by number, (n, d). Computed in blocks: the hidden layers are wide."""
-    fused = torch.empty(len(text), fusion.dim)
+def fuse_rows(
+    fusion: Fusion, vectors: StageVectors, text: np.ndarray, image: np.ndarray, device: torch.device
+) -> Tensor:
+    """Fused vectors of texts with images, given by number, (n, d). The processes share the work.
+
+    Computed in blocks: the hidden layers are wide.
+    """
+    text, image, count = distributed.own(text), distributed.own(image), len(text)
+    fused = torch.empty(len(text), fusion.dim, device=device)
     for start in range(0, len(text), FUSE_BLOCK):
         block = slice(start, start + FUSE_BLOCK)
-        fused[block] = fusion(*tensor_pair(vectors, text[block], image[block]))
-    return fused
+        fused[block] = fusion(*(half.to(device) for half in tensor_pair(vectors, text[block], image[block])))
+    return distributed.gathered(fused, count)

@@ -21,7 +21,9 @@ from genius.encoders.base import Prepared, Vectors
 from genius.encoders.clip import ClipEncoder
 from genius.errors import BadData
 from genius.train import loop
-from genius.train.clip import ClipStage, HeadsStage, choose_device, choose_precision, last_linear, load_clip, train_clip
+from genius.train.batches import tensor_pair
+from genius.train.clip import ClipStage, HeadsStage, last_linear, load_clip, train_clip
+from genius.train.compute import Compute, choose_device, choose_precision
 from genius.train.config import ClipStageConfig
 from genius.train.data import FrozenVectors, TrainingData
 from genius.train.loop import Stage, StageTimes, run_stage
@@ -58,8 +60,10 @@ def make_stage(folders: dict[str, str], data: TrainingData) -> Iterator[Callable
     """Stages with an encoder of their own each, all equal."""
     made: list[ClipStage] = []
 
-    def make(kind: str = "clip", **changes: Any) -> ClipStage:
-        made.append(ClipStage(ClipEncoder.from_hub(folders[kind]), data, replace(CONFIG, **changes), 1, 1))
+    def make(kind: str = "clip", precision: str = "float32", **changes: Any) -> ClipStage:
+        cpu = torch.device("cpu")
+        compute = Compute(cpu, choose_precision(precision, cpu))
+        made.append(ClipStage(ClipEncoder.from_hub(folders[kind]), data, replace(CONFIG, **changes), 1, compute))
         return made[-1]
 
     yield make
@@ -232,7 +236,7 @@ def test_device_and_precision_are_chosen_or_as_told(monkeypatch: pytest.MonkeyPa
     for able, best in ((True, torch.bfloat16), (False, torch.float16)):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda able=able: able)
         assert choose_precision("auto", torch.device("cuda")) == best
-    with pytest.raises(BadData, match=r"\[clip\] device is 'gpu'"):
+    with pytest.raises(BadData, match="setting device is 'gpu'"):
         choose_device("gpu")
 
 
@@ -248,9 +252,8 @@ def test_training_finds_what_belongs_together(make_stage: Callable[..., ClipStag
     before = mean()
     run = loop.StageRun(stage, Path("unused"))
     stage.module.train()
-    for step in range(stage.steps):
-        run.facts["step"] = step
-        run.update(stage.loss(step)[0])
+    for _ in range(stage.steps):
+        run.take_step()
     assert mean() < 0.8 * before
 
 
@@ -312,7 +315,7 @@ def test_heads_start_as_the_frozen_encoder_and_learn(data: TrainingData, frozen:
     stage = HeadsStage(data, frozen, replace(CONFIG, tune="heads", steps=60, rate=1e-2, temperature=0.1), 0)
     text, image = np.array([0, -1, 2]), np.array([1, 2, -1])
     sums = Vectors(frozen.images[image].astype(np.float32), frozen.texts[text].astype(np.float32))
-    np.testing.assert_allclose(stage._embed(text, image).detach(), sums.embedding(), atol=1e-6)
+    np.testing.assert_allclose(stage._phi(*tensor_pair(frozen, text, image)).detach(), sums.embedding(), atol=1e-6)
     first = stage.loss(0)[0].item()
     run_stage(stage, tmp_path, QUIET)
     assert stage.loss(0)[0].item() < 0.8 * first

@@ -28,9 +28,8 @@ from genius.train.run import train
 QUIET = Console(quiet=True)
 CONFIG = TrainConfig(
     seed=3,
-    clip=ClipStageConfig(
-        tune="lora", steps=8, batch=12, rate=1e-3, warmup=2, validate_every=4, temperature=0.05, precision="bf16"
-    ),
+    precision="bf16",
+    clip=ClipStageConfig(tune="lora", steps=8, batch=12, rate=1e-3, warmup=2, validate_every=4, temperature=0.05),
     quantizer=QuantizerStageConfig(
         codes_per_level=8, levels=3, fusion_hidden=8, steps=20, batch=16, warmup=4, validate_every=10
     ),

@@ -61,7 +61,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("[decoder]\nstart_table = 'zeros'", r"start_table is 'zeros'; choose one of random, codebooks, published"),
         ("[decoder]\naugmentation = 'mixup'", "mixup.*choose one of interpolate"),
         ("[clip]\ntune = 'half'", r"\[clip\] tune is 'half'; choose one of full, lora, heads, none"),
-        ("[clip]\nprecision = 'int8'", r"\[clip\] precision is 'int8'.*bf16"),
+        ("precision = 'int8'", r"setting precision is 'int8'.*bf16"),
         ("[clip]\nrank = 0", r"\[clip\] rank is 0"),
     ],
 )

@@ -1,7 +1,9 @@
 """Distillation: the losses against loops, and what queries and items are drawn."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,18 +14,20 @@ from torch import Tensor
 from genius.model.decoder_config import DecoderConfig
 from genius.networks.decoder import Decoder
 from genius.train.batches import Pairs
+from genius.train.compute import CPU
 from genius.train.config import DecoderStageConfig
 from genius.train.distillation import (
     GAIN,
     MODALITY_WEIGHT,
     PATH_WEIGHT,
     REFRESH,
+    Candidates,
     Distillation,
     level_errors,
     sum_of_log_probs,
     teacher_logits,
 )
-from genius.train.loop import step_rng
+from genius.train.loop import step_seed
 
 DIM, SIZES = 6, (3, 4, 5)
 CONFIG = DecoderStageConfig(batch=12, items=3, sharpness=5.0)
@@ -39,7 +43,7 @@ def make_decoder(layers: int = 1, gain: float = 0.0) -> Decoder:
     return decoder.eval()
 
 
-def make_distillation(candidates: int = 40) -> Distillation:
+def make_distillation(candidates: int = 40, config: DecoderStageConfig = CONFIG) -> Distillation:
     """One task that asks for every candidate; text and image numbers are the rows of `vectors`."""
     rng = np.random.default_rng(0)
     vectors = F.normalize(torch.from_numpy(rng.standard_normal((2 * candidates, DIM)).astype(np.float32)), dim=1)
@@ -51,7 +55,17 @@ def make_distillation(candidates: int = 40) -> Distillation:
     pairs.draw = lambda rng, n: (lambda q: (q, q))(np.sort(rng.permutation(candidates)[:n]))  # type: ignore[method-assign]
     pairs.targets = lambda: rows  # type: ignore[method-assign]
     codes = torch.from_numpy(np.stack([modality, *(rng.integers(size, size=candidates) for size in SIZES[1:])], axis=1))
-    return Distillation(pairs, split, codes, lambda text, image: vectors[text], CONFIG, 0)  # type: ignore[arg-type]
+
+    def read(text: np.ndarray, image: np.ndarray) -> list[Tensor]:
+        return [vectors[text], vectors[image]]
+
+    return Distillation(pairs, split, codes, read, lambda image, text: text, config, DIM, 0)  # type: ignore[arg-type]
+
+
+def prepare(distillation: Distillation, step: int) -> list[dict[str, Any]]:
+    """The batch of a step in one part."""
+    rng, seed = step_seed(0, "decoder", step)
+    return distillation.prepare(step, rng, torch.Generator().manual_seed(seed), lambda n: [np.arange(n)])
 
 
 def draw(count: int = 7) -> tuple[Tensor, Tensor]:
@@ -95,11 +109,11 @@ def test_the_log_probability_of_an_id_leaves_out_its_first_code() -> None:
 def test_the_loss_is_the_sum_of_its_parts() -> None:
     decoder, closed, distillation = make_decoder(), make_decoder(0, GAIN), make_distillation()
     closed.codebooks.copy_(decoder.codebooks)
-    loss, parts = distillation.loss(decoder, 5, step_rng(0, "decoder", 5))
-    rng = step_rng(0, "decoder", 5)
-    candidates = distillation.candidates(5)
-    z, modality = distillation.queries(candidates, 4, rng)
-    rows = distillation.near(z, modality, candidates)
+    (part,) = prepare(distillation, 5)
+    loss, parts = distillation.loss(decoder, part, CPU)
+    candidates = distillation.candidates(0, None, CPU)
+    z, modality = distillation.queries(part, candidates)
+    rows = distillation.near(z, modality, candidates, part["uniform"])
     total_path, count = 0.0, 0
     for query in range(len(z)):
         codes = candidates.codes[rows[query]]
@@ -107,20 +121,22 @@ def test_the_loss_is_the_sum_of_its_parts() -> None:
         teacher = closed(z[query].expand(len(codes), -1), codes)[:, 1:].sum(1)
         error = (path - path.mean()) - (teacher - teacher.mean())
         total_path, count = total_path + error.square().sum().item(), count + len(codes)
-    assert parts["paths"] == pytest.approx(total_path / count, rel=1e-4)
+    assert parts["paths"].item() == pytest.approx(total_path / count, rel=1e-4)
     first = decoder.logits(z, candidates.codes[rows[:, 0]])[0]
-    assert parts["modality"] == pytest.approx(F.cross_entropy(first, modality).item(), rel=1e-4)
+    assert parts["modality"].item() == pytest.approx(F.cross_entropy(first, modality).item(), rel=1e-4)
     expected = parts["levels"] + PATH_WEIGHT * parts["paths"] + MODALITY_WEIGHT * parts["modality"]
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_items_have_the_modality_that_is_asked_for_and_are_near() -> None:
     distillation = make_distillation()
-    candidates = distillation.candidates(0)
+    candidates = distillation.candidates(0, None, CPU)
     z, _ = draw(7)
     modality = torch.arange(7) % 3
     torch.manual_seed(0)
-    drawn = torch.stack([distillation.near(z, modality, candidates) for _ in range(300)])
+    drawn = torch.stack(
+        [distillation.near(z, modality, candidates, torch.rand(7, len(candidates.z))) for _ in range(300)]
+    )
     assert (candidates.modality[drawn] == modality[:, None]).all()
     assert all(len(set(row.tolist())) == CONFIG.items for row in drawn.flatten(0, 1))
     similar = (z @ candidates.z.T).masked_fill(candidates.modality != modality[:, None], -math.inf)
@@ -130,13 +146,12 @@ def test_items_have_the_modality_that_is_asked_for_and_are_near() -> None:
 
 
 def test_queries_are_normalised_and_most_of_them_are_no_training_query() -> None:
-    distillation = make_distillation()
-    candidates = distillation.candidates(0)
-    torch.manual_seed(0)
-    made = [distillation.queries(candidates, 30, np.random.default_rng(seed)) for seed in range(20)]
+    distillation = make_distillation(config=replace(CONFIG, batch=90))
+    candidates = distillation.candidates(0, None, CPU)
+    made = [distillation.queries(prepare(distillation, step)[0], candidates) for step in range(20)]
     z, modality = torch.cat([one[0] for one in made]), torch.cat([one[1] for one in made])
     np.testing.assert_allclose(z.norm(dim=1), 1, rtol=1e-5)
-    known = distillation.fuse(distillation.pairs.text, distillation.pairs.image)
+    known = distillation.read(distillation.pairs.text, distillation.pairs.image)[0]
     as_they_are = ((z @ known.T).max(1).values > 1 - 1e-5).float().mean()
     assert 0.3 < as_they_are < 0.5  # QUERY_KINDS: 0.4
     assert set(modality.tolist()) == {0, 1, 2}
@@ -145,6 +160,15 @@ def test_queries_are_normalised_and_most_of_them_are_no_training_query() -> None
 def test_candidates_change_every_few_steps_and_are_the_same_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genius.train.distillation.CANDIDATES", 20)
     first, again = make_distillation(), make_distillation()
-    assert first.candidates(0) is first.candidates(REFRESH - 1)
-    assert not torch.equal(first.candidates(0).z, first.candidates(REFRESH).z)
-    assert torch.equal(first.candidates(REFRESH).z, again.candidates(REFRESH + 1).z)
+
+    def used(distillation: Distillation, step: int) -> Candidates:
+        """Those of a step, as `loss` gets them."""
+        (part,) = prepare(distillation, step)
+        return distillation.candidates(part["block"], part["candidates"], CPU)
+
+    one = used(first, 0)
+    assert used(first, REFRESH - 1) is one
+    other = used(first, REFRESH)
+    assert not torch.equal(one.z, other.z)
+    assert torch.equal(other.z, used(again, REFRESH + 1).z)
+    torch.testing.assert_close(used(first, 3).z, one.z)  # not the one that was read last

@@ -15,7 +15,7 @@ from genius.encoders.mini_heads import HeadsConfig
 from genius.encoders.minilm import TokenStates
 from genius.networks.heads import Heads, encode_states
 from genius.train.config import EncoderStageConfig
-from genius.train.encoder import EncoderStage, image_vectors, split_vectors
+from genius.train.encoder import FEATURES, EncoderStage, image_vectors, split_vectors
 from genius.train.losses import contrastive_loss
 
 
@@ -84,7 +84,7 @@ def test_a_training_vector_is_the_normalised_sum_of_what_there_is(stage: Encoder
     """Texts are padded and encoded once each, images come in one of their views; the sum is phi of Eq. 2."""
     stage.views = stage.views[:1]
     text, image = np.array([3, -1, 3, 0]), np.array([-1, 2, 4, 2])
-    made = stage._embed(text, image, np.random.default_rng(0))
+    made = stage._phi(stage._read(text, image, np.zeros(4, np.int64)))
     words = torch.from_numpy(encode_states(stage.heads, stage.texts))
     one = stage.views[0]
     looks = stage.heads.encode_image(*(torch.from_numpy(f).float() for f in (one.map, one.pooled, one.logits)))
@@ -95,7 +95,9 @@ def test_a_training_vector_is_the_normalised_sum_of_what_there_is(stage: Encoder
 @torch.no_grad()
 def test_images_come_in_all_of_their_views(stage: EncoderStage) -> None:
     image = np.array([0, 1, 2, 3, 4] * 8)
-    grid, pooled, logits = stage._features(image, np.random.default_rng(0))
+    views = stage._choose_views(image, np.random.default_rng(0))
+    read = stage._read(np.full(40, -1), image, views)
+    grid, pooled, logits = (read[name] for name in FEATURES)
     sources = set()
     for row, number in enumerate(image):
         view = [n for n, v in enumerate(stage.views) if np.array_equal(v.pooled[number], pooled[row].half().numpy())]

@@ -88,8 +88,7 @@ def test_each_group_follows_the_schedule_from_its_own_rate(tmp_path: Path) -> No
     stage = Toy()
     run = loop.StageRun(stage, tmp_path / "x")
     for step in range(stage.steps):
-        run.facts["step"] = step
-        run.update(stage.loss(step)[0])
+        run.take_step()
         factor = rate_factor(step, stage.steps, stage.warmup)
         assert [g["lr"] for g in run.optimizer.param_groups] == pytest.approx([0.1 * factor, 0.02 * factor])
 

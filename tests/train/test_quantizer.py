@@ -81,7 +81,9 @@ def test_the_loss_is_eq_8(stage: QuantizerStage) -> None:
         rq = (q.loss + c.loss) / 2
         mse = (q.vectors - c.vectors).square().mean()
     assert float(loss) == pytest.approx(float(0.7 * contrast + 3.0 * rq / DIM + 5.0 * mse), rel=1e-5)
-    assert figures == pytest.approx({"contrastive": float(contrast), "rq": float(rq), "mse": float(mse)}, rel=1e-5)
+    assert {name: value.item() for name, value in figures.items()} == pytest.approx(
+        {"contrastive": float(contrast), "rq": float(rq), "mse": float(mse)}, rel=1e-5
+    )
 
 
 def test_the_loss_trains_the_fusion_and_moves_the_codebooks(stage: QuantizerStage) -> None:

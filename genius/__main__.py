@@ -1,0 +1,5 @@
+"""Runs the command line: `python -m genius`."""
+
+from genius.cli.app import main
+
+main()
