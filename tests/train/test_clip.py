@@ -14,6 +14,7 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 from tiny_benchmark import write_tiny_benchmark
+from tiny_stages import to_meta
 from torch import Tensor, nn
 
 from genius.data.images import load_image
@@ -225,6 +226,35 @@ def test_half_precision_computes_about_the_same_and_keeps_whole_weights(
         assert value.isfinite().all(), name
     stage.finish()
     assert stage.encoder.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", tiny_clip.FAMILIES)
+@pytest.mark.parametrize("changes", [{"tune": "full", "accumulate": 2}, {"tune": "lora", "checkpointing": False}])
+def test_a_step_copies_nothing_back_from_its_device(
+    make_stage: Callable[..., ClipStage], kind: str, changes: dict[str, Any]
+) -> None:
+    """See test_compute.py. Pixels and tokens are made on the CPU."""
+    stage = make_stage(kind, **changes)
+    to_meta(stage)
+    stage.encoder.device = torch.device("meta")
+    run = loop.StageRun(stage, Path("unused"))
+    stage.module.train()
+    for _ in range(2):
+        assert run.take_step()["loss"].device.type == "meta"
+
+
+def test_a_batch_in_parts_has_the_gradients_of_the_whole(make_stage: Callable[..., ClipStage]) -> None:
+    found = []
+    for accumulate in (1, 3):
+        stage = make_stage(accumulate=accumulate, temperature=0.1)
+        losses = [part() for part in stage.parts(0)]
+        assert len(losses) == accumulate
+        for loss, _ in losses:
+            loss.backward()
+        gradient = torch.cat([p.grad.flatten() for p in stage.network.parameters() if p.grad is not None])
+        found.append((losses[0][1]["loss"].item(), gradient))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-6)
 
 
 def test_device_and_precision_are_chosen_or_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
