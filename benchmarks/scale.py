@@ -1,6 +1,6 @@
 """How GENIUS grows: with the number of items, cores and machines.
 
-    python benchmarks/scale.py OUT [--sections throughput,mbeir] [--help]
+    python benchmarks/scale.py OUT [--sections throughput,ddp] [--help]
 
 Each section answers one question, prints a table and writes a JSON file to the folder OUT. Run it on an idle machine.
 """
@@ -21,8 +21,16 @@ def run_throughput(arguments: argparse.Namespace, console: Console) -> None:
     throughput.measure(arguments.out, arguments.model, numbers, arguments.threads, console)
 
 
+def run_ddp(arguments: argparse.Namespace, console: Console) -> None:
+    """Training with two processes against one, samples a second of each stage: see ddp.py."""
+    import ddp  # needs torch
+
+    ddp.measure(arguments.out, arguments.seconds, console)
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "throughput": run_throughput,
+    "ddp": run_ddp,
 }
 """Each function takes the options of the command line and a console."""
 
@@ -35,6 +43,7 @@ def main() -> None:
     parser.add_argument("--model", default="mini")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sizes", default=throughput.SIZES, help="throughput: numbers of items, comma-separated")
+    parser.add_argument("--seconds", type=float, default=10.0, help="ddp: seconds of each measurement")
     arguments = parser.parse_args()
     console = Console()
     try:
