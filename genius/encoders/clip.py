@@ -151,18 +151,21 @@ class ClipEncoder:
     def image_vectors(self, pixels: Sequence[np.ndarray]) -> Tensor:
         """Vectors of images as `pixels` returns them: (n, dim) float32 on the encoder's device."""
         given = self.image_inputs(pixels)
-        return self.input_vectors({name: value.to(self.device) for name, value in given.items()})
+        moved = {name: one.to(self.device) if isinstance(one, Tensor) else one for name, one in given.items()}
+        return self.input_vectors(moved)
 
-    def image_inputs(self, pixels: Sequence[np.ndarray]) -> dict[str, Tensor]:
-        """One batch of images as `pixels` returns them, on the CPU."""
+    def image_inputs(self, pixels: Sequence[np.ndarray]) -> dict[str, Any]:
+        """One batch of images as `pixels` returns them: tensors on the CPU, and lists."""
         if self.transform.patches is not None:
             return self._patches(pixels)
         return {"pixels": torch.from_numpy(np.stack(pixels))}
 
-    def input_vectors(self, given: dict[str, Tensor]) -> Tensor:
-        """Vectors (n, dim) float32 of what `image_inputs` returned, moved to the encoder's device."""
+    def input_vectors(self, given: dict[str, Any]) -> Tensor:
+        """Vectors (n, dim) float32 of what `image_inputs` returned, its tensors moved to the encoder's device."""
         if "pixels" in given:
             given = {"pixel_values": self.transform.values(given["pixels"]).permute(0, 3, 1, 2)}
+        else:  # SigLIP 2 reads the shapes on the CPU
+            given = given | {"spatial_shapes": torch.tensor(given["spatial_shapes"])}
         with self._precision():
             return pooled(self.model.get_image_features(**given))  # type: ignore[operator]
 
@@ -196,13 +199,13 @@ class ClipEncoder:
             given = torch.as_tensor(ids, device=self.device)
             return pooled(self.model.get_text_features(input_ids=given))  # type: ignore[operator]
 
-    def _patches(self, pixels: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    def _patches(self, pixels: Sequence[np.ndarray]) -> dict[str, Any]:
         """Images of different proportions as one batch: zero-padded patches and their mask. On the CPU."""
         pieces, shapes = zip(*(self.transform.patch_values(image) for image in pixels), strict=True)
         most = self.transform.patches or 0
         values = torch.stack([nn.functional.pad(piece, (0, 0, 0, most - len(piece))) for piece in pieces])
         mask = torch.tensor([[1] * len(piece) + [0] * (most - len(piece)) for piece in pieces])
-        return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
+        return {"pixel_values": values, "pixel_attention_mask": mask, "spatial_shapes": list(shapes)}
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.dtype == torch.float32:

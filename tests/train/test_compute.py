@@ -34,8 +34,9 @@ def test_a_step_copies_nothing_back_from_its_device(name: str, accumulate: int) 
         assert all(value.device.type == "meta" for value in metrics.values())
     assert run.facts["step"] == 2
     for parameter in stage.module.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.device.type == "meta"
+        if parameter.numel():
+            assert parameter.grad is not None
+            assert parameter.grad.device.type == "meta"
 
 
 def test_the_meta_device_refuses_what_a_gpu_would_wait_for() -> None:

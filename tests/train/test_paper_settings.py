@@ -74,6 +74,8 @@ OURS: dict[str, object] = {
 }
 FREE = {
     "quantizer.steps",  # epochs take its place
+    "quantizer.accumulate",
+    "decoder.accumulate",
     "quantizer.validate_every",
     "decoder.validate_every",
     "decoder.query_scale",
