@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from genius.cli import atlas, convert, demo, evaluation, mcp, search, serve, train
 from genius.cli import build as _build  # noqa: F401 (adds its command to index_app)
-from genius.cli import convert, demo, evaluation, mcp, search, serve, train
 from genius.cli import maintenance as _maintenance  # noqa: F401 (adds its commands to index_app)
 from genius.cli.console import complain
 from genius.cli.dataset import dataset_app
@@ -36,6 +36,7 @@ app.command(epilog=demo.EPILOG, rich_help_panel=SEARCH)(demo.demo)
 app.add_typer(index_app, name="index", rich_help_panel=SEARCH)
 app.command(epilog=search.EPILOG, rich_help_panel=SEARCH)(search.search)
 app.command(epilog=serve.EPILOG, rich_help_panel=SEARCH)(serve.serve)
+app.command(epilog=atlas.EPILOG, rich_help_panel=SEARCH)(atlas.atlas)
 app.command(epilog=mcp.EPILOG, rich_help_panel=SEARCH)(mcp.mcp)
 app.add_typer(dataset_app, name="dataset", rich_help_panel=MODELS)
 app.command(epilog=train.EPILOG, rich_help_panel=MODELS)(train.train)

@@ -56,6 +56,10 @@ def search(
         Path | None,
         typer.Option(metavar="FILE", help="Only items whose id is a line of this file."),
     ] = None,
+    branch: Annotated[
+        str | None,
+        typer.Option(metavar="CODES", help="Only items under this branch of the code tree, such as 0-17 or *-17."),
+    ] = None,
     version: AtVersion = None,
     fields: Fields = None,
     codes: Annotated[bool, typer.Option("--codes", help="Show the semantic ID of each hit.")] = False,
@@ -70,7 +74,14 @@ def search(
     with busy("Searching."):
         index = open_index(path, version)
         hits = index.search(
-            query, k=k, mode=cast(Mode, mode), beam=beam, budget=budget, ids=read_ids(ids_from), where=where
+            query,
+            k=k,
+            mode=cast(Mode, mode),
+            beam=beam,
+            budget=budget,
+            ids=read_ids(ids_from),
+            where=where,
+            branch=branch,
         )
     items = with_fields([hit.item for hit in hits], fields)
     shown = [replace(hit, item=item) for hit, item in zip(hits, items, strict=True)]

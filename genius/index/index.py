@@ -159,10 +159,10 @@ class Index:
             query: A `Query`, or only its content: a string is a text, also if a file has this name; a path object
                 (`pathlib.Path`), bytes or a PIL image is an image. Or a list of these.
             k: Number of hits per query. Fewer are returned only if the index, or the filter, has fewer items.
-            **options: mode, beam, budget, where and ids: see `SearchOptions`. A filter `where` is SQL as Lance reads
-                it, over id, text, modality ("image", "text" or "image,text"), the metadata fields, and metadata, the
-                whole metadata as JSON. Quote field names that are not identifiers with backticks. `fields` lists the
-                fields and their types; the first items that have a field decide its type. A field is null where an
+            **options: mode, beam, budget, where, ids and branch: see `SearchOptions`. A filter `where` is SQL as Lance
+                reads it, over id, text, modality ("image", "text" or "image,text"), the metadata fields, and metadata,
+                the whole metadata as JSON. Quote field names that are not identifiers with backticks. `fields` lists
+                the fields and their types; the first items that have a field decide its type. A field is null where an
                 item has no such value.
 
         Returns:

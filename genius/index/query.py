@@ -15,7 +15,7 @@ from genius.search.results import BatchResult, Hit, Hits, SearchResult
 
 def answer_queries(snapshot: Snapshot, queries: Sequence[Query], options: SearchOptions) -> list[SearchResult]:
     """Search for queries: one result per query."""
-    snapshot.searcher(options.where, options.ids)  # refuses a bad filter before anything is encoded
+    snapshot.searcher(options.where, options.ids, options.branch)  # refuses a bad filter before anything is encoded
     if not queries:
         return []
     started = time.perf_counter()
@@ -31,7 +31,7 @@ def search_vectors(
     """Fuse encoded queries and search the items that pass the filter."""
     model = snapshot.model
     fused, embedding = model.fuse(vectors), vectors.embedding()
-    searcher = snapshot.searcher(options.where, options.ids)
+    searcher = snapshot.searcher(options.where, options.ids, options.branch)
     if targets is None or model.first_code == "modality":
         return searcher.search(fused, embedding, targets, options)
     # The first code is not the modality here, so a target is a filter on the column `modality`.
@@ -40,7 +40,7 @@ def search_vectors(
         where = f"modality = '{target.label}'"
         where = where if options.where is None else f"({options.where}) AND {where}"
         queries = [query for query, other in enumerate(targets) if other == target]
-        searcher = snapshot.searcher(where, options.ids)
+        searcher = snapshot.searcher(where, options.ids, options.branch)
         found.replace(queries, searcher.search(fused[queries], embedding[queries], None, options))
     return found
 

@@ -36,6 +36,7 @@ from genius.index.storage import (
 )
 from genius.index.versions import check_fragments
 from genius.model.genius import Genius
+from genius.search.options import parse_pattern
 from genius.search.searcher import AppendBuffer, Searcher
 
 FILTERS = 8  # filters whose searchers are kept
@@ -66,7 +67,7 @@ class Snapshot:
         self._model = model
         self._loaded: _Loaded | None = None
         self._item_ids: ItemIds | None = None
-        self._filtered: dict[tuple[str | None, frozenset[str] | None], Searcher] = {}  # the latest last
+        self._filtered: dict[tuple[str | None, frozenset[str] | None, str | None], Searcher] = {}  # the latest last
         self._checked: set[str] | None = None  # files that Lance can be trusted with
         self._known: set[str] = set()  # those of the version before
         self._lock = threading.RLock()
@@ -152,21 +153,34 @@ class Snapshot:
                         self._loaded = _load(self.dataset, self.header, model)
         return self._loaded
 
-    def searcher(self, where: str | None = None, ids: Collection[str] | None = None) -> Searcher:
+    def searcher(
+        self, where: str | None = None, ids: Collection[str] | None = None, branch: str | None = None
+    ) -> Searcher:
         """The searcher of the items that pass a filter. Those of the last few filters are kept."""
-        if where is None and ids is None:
+        if where is None and ids is None and branch is None:
             return self.loaded.searcher
-        key = where, None if ids is None else frozenset(ids)
+        key = where, None if ids is None else frozenset(ids), branch
         found = self._filtered.get(key)
-        if found is None:
+        if found is None and branch is not None:
+            whole = self.searcher(where, ids)
+            found = whole.restrict(whole.trie.order[whole.trie.matching(self._branch(branch))])
+        elif found is None:
             loaded = self.loaded
-            found = loaded.searcher.restrict(np.searchsorted(loaded.row_ids, self.row_ids(*key)))
+            found = loaded.searcher.restrict(np.searchsorted(loaded.row_ids, self.row_ids(*key[:2])))
         with self._lock:
             self._filtered.pop(key, None)
             self._filtered[key] = found
             while len(self._filtered) > FILTERS:
                 del self._filtered[next(iter(self._filtered))]
         return found
+
+    def _branch(self, pattern: str) -> tuple[int | None, ...]:
+        """The codes of a pattern, which must be no longer than an ID."""
+        codes = parse_pattern(pattern)
+        if len(codes) > len(self.header.sizes):
+            levels = len(self.header.sizes)
+            raise GeniusError(f"The branch {pattern} has {len(codes)} codes, but the IDs of this index have {levels}.")
+        return codes
 
     def rows(self, rows: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
         """Read columns of rows of the searcher, in their order."""

@@ -1,6 +1,7 @@
 """SearchOptions: how to search, with the defaults of every entry point in one place."""
 
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from numbers import Integral
@@ -11,6 +12,7 @@ from genius.errors import GeniusError
 Mode = Literal["generate", "rerank", "fast"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 MIN_BUDGET = 1000
+PATTERN = re.compile(r"(\*|[0-9]{1,6})(-(\*|[0-9]{1,6})){0,99}")
 
 
 def automatic_budget(items: int) -> int:
@@ -36,6 +38,7 @@ class SearchOptions:
             `automatic_budget`.
         where: SQL filter on id, text, modality and metadata, such as "lang = 'en' AND year >= 2000".
         ids: Search only these items.
+        branch: Search only items whose IDs match this pattern of codes, such as "0-17": see `parse_pattern`.
 
     Raises:
         GeniusError: A value is out of range, or the mode does not exist.
@@ -47,6 +50,7 @@ class SearchOptions:
     budget: int | None = None
     where: str | None = None
     ids: Collection[str] | None = None
+    branch: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("k", "beam", "budget"):
@@ -60,6 +64,8 @@ class SearchOptions:
             raise GeniusError("ids must be a list of strings.")
         if self.where is not None and not isinstance(self.where, str):
             raise GeniusError(f"where is {self.where!r}; it must be a string, such as \"lang = 'en'\".")
+        if self.branch is not None:
+            parse_pattern(self.branch)
         if self.mode not in MODES:
             raise GeniusError(f"There is no search mode {self.mode!r}. Choose one of {', '.join(MODES)}.")
 
@@ -72,6 +78,21 @@ class SearchKeywords(TypedDict, total=False):
     budget: int | None
     where: str | None
     ids: Collection[str] | None
+    branch: str | None
+
+
+def parse_pattern(pattern: str) -> tuple[int | None, ...]:
+    """The codes of a pattern: codes joined by "-", a star for any code. It matches IDs that start with these codes.
+
+    >>> parse_pattern("0-17"), parse_pattern("*-17")
+    ((0, 17), (None, 17))
+
+    Raises:
+        GeniusError: The text is not a pattern.
+    """
+    if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
+        raise GeniusError(f"{pattern!r} is not a pattern of codes. Write codes joined by -, as in 0-17 or *-17.")
+    return tuple(None if code == "*" else int(code) for code in pattern.split("-"))
 
 
 def whole_number(name: str, value: object, at_least: int) -> int:

@@ -102,6 +102,11 @@ class SearchRequest(RequestModel):
         examples=["year >= 2000 AND lang = 'en'"],
     )
     ids: list[Id] | None = Field(None, max_length=limits.MAX_IDS, description="Search only these items.")
+    branch: Annotated[str, Field(max_length=500)] | None = Field(
+        None,
+        description="Search only items whose IDs start with these codes, joined by `-`; a star matches any code.",
+        examples=["0-17"],
+    )
     explain: bool = Field(False, description="Also return the decoder's beams (`tree`).")
 
 

@@ -385,3 +385,27 @@ def test_delete_by_a_filter(index):
             index.delete(where=where)
     assert [item.id for item in index] == expected
     assert index.delete([]) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", [None, "lang = 'en'"])
+def test_a_branch_of_the_code_tree_can_be_searched(tmp_path: Path, mode: Any, where: str | None):
+    index = Index.create(tmp_path / "branches.genius", tiny_model())
+    index.add(items(60))
+    passing = None if where is None else {item.id for item in index.items(where)}
+    for pattern, codes in (("1", (1,)), ("0-*", (0,)), ("*-3", (None, 3)), ("1-2", (1, 2))):
+        expected = {
+            item.id
+            for item, row in zip(index, index.codes.tolist(), strict=True)
+            if all(code in (None, row[level]) for level, code in enumerate(codes))
+        } & (passing if passing is not None else {item.id for item in index})
+        found = index.search(QUERIES[0], k=100, mode=mode, beam=100, branch=pattern, where=where)
+        assert {hit.id for hit in found} == expected
+
+
+@pytest.mark.parametrize("branch", ["", "a", "1-", "-1", "1--2", "1 2", "9999999", 1, "1-2-3-4-5-6-7-8"])
+def test_a_branch_that_no_id_can_have_is_refused_with_a_sentence(tmp_path: Path, branch: Any):
+    index = Index.create(tmp_path / "branches.genius", tiny_model())
+    index.add(items(3))
+    with pytest.raises(GeniusError, match="codes"):
+        index.search("cat", branch=branch)

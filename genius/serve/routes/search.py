@@ -78,7 +78,15 @@ async def search_batch(request: Request, served: ReadyIndex) -> Response:
 
 def _options(body: SearchRequest) -> SearchOptions:
     ids = None if body.ids is None else frozenset(body.ids)
-    return SearchOptions(k=body.k, mode=body.mode, beam=body.beam, budget=body.budget, where=body.where, ids=ids)
+    return SearchOptions(
+        k=body.k,
+        mode=body.mode,
+        beam=body.beam,
+        budget=body.budget,
+        where=body.where,
+        ids=ids,
+        branch=body.branch or None,
+    )
 
 
 async def _query(request: Request, served: HostedIndex, body: SearchRequest) -> tuple[Query, int]:
