@@ -89,28 +89,27 @@ def measure(run: Path, name: str, sizes: list[int], threads: int, console: Conso
 def base_vectors(model: Genius, run: Path, progress: Progress) -> tuple[str, Vectors, Vectors]:
     """What the items are, their vectors, and those of the queries: of the run if it has some, else of sentences."""
     rng = np.random.default_rng(0)
-    path = run / "vectors.npz"
-    if not path.exists():
+    folder = run / "vectors"
+    if not (folder / "origin.json").exists():
         items = encode(model, sentences(rng, SENTENCES), "encoding items", progress)
         asked = [Query(text, target="text").prompt() for text in sentences(rng, QUERIES)]
         return "sentences", items, encode(model, asked, "encoding queries", progress)
-    with np.load(path) as arrays:
-        if str(arrays["fingerprint"]) != model.fingerprint:
-            raise GeniusError(
-                f"{path} holds vectors of another model. Name that model with --model, or another folder."
-            )
-        none = np.empty((0, model.dim), np.float32)  # a joint encoder's run holds vectors of pairs only
-        images, texts = (nonzero(arrays.get(name, none)) for name in ("images", "texts"))
+    if json.loads((folder / "origin.json").read_text())[0] != model.fingerprint:
+        raise GeniusError(f"{folder} holds vectors of another model. Name that model with --model, or another folder.")
+    images, texts = (known_vectors(folder, name, model.dim) for name in ("images", "texts"))
     if len(images) < 2 or len(texts) < QUERIES:
-        raise GeniusError(f"{path} holds too few images or texts. Finish the run, or give another folder.")
+        raise GeniusError(f"{folder} holds too few images or texts. Finish the run, or give another folder.")
     texts = texts[rng.permutation(len(texts))[:QUERIES]]
     return "images", Vectors(images, np.zeros_like(images)), Vectors(np.zeros_like(texts), texts)
 
 
-def nonzero(vectors: np.ndarray) -> np.ndarray:
-    """Drop rows of zeros, which were never encoded."""
-    kept: np.ndarray = vectors[vectors.any(axis=1)]
-    return kept
+def known_vectors(folder: Path, name: str, dim: int) -> np.ndarray:
+    """The vectors (n, dim) that a run has encoded, without rows of zeros. A joint encoder's run has only pairs."""
+    if not (folder / f"{name}.npy").exists():
+        return np.empty((0, dim), np.float32)
+    known = np.load(folder / f"{name}-known.npy")
+    vectors: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r")[known]
+    return vectors[vectors.any(axis=1)]
 
 
 def sentences(rng: np.random.Generator, count: int) -> list[str]:

@@ -101,7 +101,7 @@ def build_baseline(
     with _threads(1 if name == "hnsw" else threads):
         index, measure = _MAKERS[name](faiss, vectors, _training_points(vectors), budget_bytes)
         for first in range(0, len(vectors), ROWS_AT_ONCE):
-            block = vectors[first : first + ROWS_AT_ONCE]
+            block = np.asarray(vectors[first : first + ROWS_AT_ONCE], np.float32)
             index.add(block)
             if added is not None:
                 added(len(block))
@@ -198,8 +198,8 @@ def _training_points(items: Floats) -> Floats:
     """A sample of the items to learn centroids from; at least two, because a code needs a bit."""
     if len(items) > TRAINING_POINTS:
         rows = np.random.default_rng(SEED).choice(len(items), TRAINING_POINTS, replace=False)
-        return items[np.sort(rows)]
-    return np.resize(items, (max(2, len(items)), items.shape[1]))
+        return np.asarray(items[np.sort(rows)], np.float32)
+    return np.resize(np.asarray(items, np.float32), (max(2, len(items)), items.shape[1]))
 
 
 @contextmanager

@@ -1,12 +1,16 @@
-"""A benchmark split for evaluation: read from files, then encoded. Each text and image is encoded once."""
+"""A benchmark split for evaluation: read from files, then encoded. Each text and image is encoded once.
+
+Vectors and codes are computed in blocks. In a run folder they are memory-mapped files.
+"""
 
 import hashlib
 import json
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -18,12 +22,14 @@ from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, TaskData, Vocabulary, read_split
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import BadData, BadImage
+from genius.evaluation.row_table import RowTable
 from genius.evaluation.runs import PROMPTS, SETTINGS, RunFolder, check_names
 from genius.model.genius import Genius
 from genius.train.data import FrozenVectors, JointVectors, StageVectors, distinct_pairs
 
 TEXT_BLOCK, IMAGE_BLOCK, PAIR_BLOCK = 2048, 64, 256  # encoded at once
-SAVE_SECONDS = 60  # between two saves of the vectors encoded so far
+DIGEST_BLOCK = 65_536  # values whose JSON form is held in memory at once
+CANDIDATE_BLOCK = 8192  # candidates whose vectors are held in memory at once
 
 
 @dataclass
@@ -36,7 +42,8 @@ class EvaluationSplit:
     prompts: dict[
         str, list[np.ndarray]
     ]  # task -> the texts (n,) of its queries with each prompt; empty with one prompt
-    digest: str  # of the whole split, independent of the selected tasks and queries
+    pairs: np.ndarray  # (m, 2) `distinct_pairs` of the whole split
+    digest: str  # of the whole split, as `pairs` independent of the selected tasks and queries
 
 
 def read_evaluation_split(
@@ -54,12 +61,13 @@ def read_evaluation_split(
     data = read_split([benchmark], split, texts, images)
     asked = {t.task.name: _all_prompts(benchmark, split, t, texts) for t in data.tasks} if prompts == "all" else {}
     digest = _digest(benchmark, data, texts.names, images.names)
+    pairs = distinct_pairs(*_numbers(data, np.arange(len(data.text)), asked))
     data.tasks = _selected(data.tasks, tasks)
     if limit is not None:
         rows = {task.task.name: sampled_rows(task, limit) for task in data.tasks}
         data.tasks = [task.select(rows[task.task.name]) for task in data.tasks]
         asked = {name: [text[rows[name]] for text in asked[name]] for name in rows if name in asked}
-    return EvaluationSplit(data, texts.names, images.names, asked, digest)
+    return EvaluationSplit(data, texts.names, images.names, asked, pairs, digest)
 
 
 def sampled_rows(task: TaskData, limit: int) -> np.ndarray:
@@ -74,12 +82,43 @@ def _all_prompts(benchmark: Benchmark, split: str, task: TaskData, texts: Vocabu
     return [np.array([texts.number(string) for string in of_one]) for of_one in strings]
 
 
+def _numbers(data: SplitData, rows: np.ndarray, prompts: dict[str, list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the texts and of the images of the candidates in these rows, then of all queries with all prompts."""
+    asked = [(text, task.image) for task in data.tasks for text in prompts.get(task.task.name, [task.text])]
+    text, image = zip((data.text[rows], data.image[rows]), *asked, strict=True)
+    return np.concatenate(text), np.concatenate(image)
+
+
 def _digest(benchmark: Benchmark, data: SplitData, texts: list[str], images: list[str]) -> str:
-    paths = [os.path.relpath(image, benchmark.root) for image in images]
-    right = [(task.task.name, task.qids, [rows.tolist() for rows in task.positives]) for task in data.tasks]
-    pools = [task.pool.tolist() for task in data.tasks if task.pool is not None]
-    everything = [texts, paths, data.dids, data.text.tolist(), data.image.tolist(), right, pools]
-    return hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:16]
+    """Digest of the JSON form of everything that was read, which is never held in memory."""
+    root = f"{benchmark.root}{os.sep}"
+    digest = hashlib.sha256(b"[")
+    tasks = data.tasks
+    right = (json.dumps((t.task.name, t.qids, [rows.tolist() for rows in t.positives])) for t in tasks)
+    pools = (f"[{', '.join(_elements(t.pool))}]" for t in tasks if t.pool is not None)
+    parts: list[Iterable[str]] = [
+        _elements(texts),
+        _elements([image.removeprefix(root) for image in images]),
+        _elements(data.dids),
+        _elements(data.text),
+        _elements(data.image),
+        right,
+        pools,
+    ]
+    for number, part in enumerate(parts):
+        digest.update(b", [" if number else b"[")
+        for place, piece in enumerate(part):
+            digest.update(f"{', ' if place else ''}{piece}".encode())
+        digest.update(b"]")
+    digest.update(b"]")
+    return digest.hexdigest()[:16]
+
+
+def _elements(values: Sequence[str] | np.ndarray) -> Iterator[str]:
+    """The JSON forms of parts of a list, without its brackets."""
+    for start in range(0, len(values), DIGEST_BLOCK):
+        block = values[start : start + DIGEST_BLOCK]
+        yield json.dumps(block.tolist() if isinstance(block, np.ndarray) else block)[1:-1]
 
 
 def _selected(tasks: list[TaskData], names: Sequence[str] | None) -> list[TaskData]:
@@ -107,16 +146,39 @@ def searched_rows(data: SplitData, settings: Sequence[str]) -> np.ndarray:
 
 @dataclass
 class EncodedSplit:
-    """Stage-1 vectors of a split, and the IDs of its candidates."""
+    """Stage-1 vectors of a split, and the IDs of its candidates.
+
+    folder: keeps what is derived from them for one model, or None to compute it in memory.
+    """
 
     data: SplitData
     stage_vectors: StageVectors
     codes: np.ndarray  # (candidates, levels) uint16
     prompts: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    folder: Path | None = None
 
     def vectors(self, text: np.ndarray, image: np.ndarray) -> Vectors:
         """Vectors of n pairs of a text and an image, given by number; -1 for none."""
         return self.stage_vectors.vectors(text, image)
+
+    def candidates(self, rows: np.ndarray) -> Vectors:
+        """Vectors of the candidates in some rows."""
+        return self.vectors(self.data.text[rows], self.data.image[rows])
+
+    def derived(self, name: str, rows: np.ndarray, derive: Callable[[Vectors], np.ndarray]) -> np.ndarray:
+        """(n, dim) float16 vectors that are derived from those of the candidates in these rows (n,).
+
+        Args:
+            name: Name of the table that keeps them.
+            rows: Rows of candidates.
+            derive: Derives vectors (m, dim) from those of m candidates.
+        """
+        every = len(self.data.text)
+        table = RowTable(self.folder, name, (every, self.stage_vectors.dim), np.float16)
+        for block in table.missing(rows, CANDIDATE_BLOCK):
+            table.put(block, derive(self.candidates(block)))
+        table.save()
+        return table.array if np.array_equal(rows, np.arange(every)) else table.array[rows]
 
     def query_texts(self, task: TaskData) -> list[np.ndarray]:
         """The texts (n,) of a task's queries, once for each prompt."""
@@ -132,115 +194,104 @@ def encode_split(
 ) -> EncodedSplit:
     """Encode the texts and images that the settings need. Vectors stored in `run` are not computed again."""
     console = console or Console()
-    data = split.data
+    data, folder = split.data, run.vector_folder() if run else None
     rows = searched_rows(data, settings)
-    asked = [(text, t.image) for t in data.tasks for text in split.prompts.get(t.task.name, [t.text])]
-    text, image = (np.concatenate(parts) for parts in zip((data.text[rows], data.image[rows]), *asked, strict=True))
+    text, image = _numbers(data, rows, split.prompts)
     encode_numbers = _encode_pairs if model.encoder.joint else _encode_separately
-    vectors = encode_numbers(model, split, text, image, console, run)
-    codes = np.zeros((len(data.text), len(model.sizes)), np.uint16)
-    encoded = EncodedSplit(data, vectors, codes, split.prompts)
-    candidates = encoded.vectors(data.text[rows], data.image[rows])
-    empty = np.flatnonzero(candidates.modality != data.modality[rows])
-    if len(empty):
-        did = data.dids[rows[empty[0]]]
-        raise BadData(f"The model gives an empty vector for the text or image of the candidate {did}. Check both.")
-    with console.status("codes"):
-        codes[rows] = model.codes(candidates)
+    vectors = encode_numbers(model, split, text, image, console, folder)
+    codes = RowTable(folder, "codes", (len(data.text), len(model.sizes)), np.uint16)
+    encoded = EncodedSplit(data, vectors, codes.array, split.prompts, folder)
+    with Progress(console=console) as progress:
+        for block in progress.track(codes.missing(rows, CANDIDATE_BLOCK), description="codes"):
+            candidates = encoded.candidates(block)
+            empty = np.flatnonzero(candidates.modality != data.modality[block])
+            if len(empty):
+                did = data.dids[block[empty[0]]]
+                raise BadData(
+                    f"The model gives an empty vector for the text or image of the candidate {did}. Check both."
+                )
+            codes.put(block, model.codes(candidates))
+    codes.save()
     return encoded
 
 
-class _VectorTable:
-    """Vectors of numbered inputs: which are needed and which are known. The last row is zero."""
+def _encode(
+    table: RowTable,
+    needed: np.ndarray,
+    size: int,
+    encode: Callable[[np.ndarray], np.ndarray],
+    name: Callable[[int], str],
+    track: Callable[[list[np.ndarray]], Iterable[np.ndarray]],
+) -> None:
+    """Fill the rows of a table that are needed and not known, block by block.
 
-    def __init__(self, size: int, dim: int, needed: np.ndarray, name: Callable[[int], str]) -> None:
-        """name: the input with this number, for error messages."""
-        self.name = name
-        self.vectors = np.zeros((size + 1, dim), np.float32)
-        self.known = np.zeros(size, bool)
-        self.needed = np.unique(needed[needed >= 0])
-
-    def put(self, rows: np.ndarray, vectors: np.ndarray) -> None:
+    Args:
+        table: Vectors of numbered inputs.
+        needed: Numbers of inputs, in any order; -1 for none.
+        size: Inputs of a block.
+        encode: Vectors of the inputs with these numbers.
+        name: The input with a number, for error messages.
+        track: Shows the progress.
+    """
+    for rows in track(table.missing(np.unique(needed[needed >= 0]), size)):
+        vectors = encode(rows)
         bad = rows[~np.isfinite(vectors).all(axis=1)]
         if len(bad):
             raise BadData(
-                f"The model gives no vector for {self.name(bad[0])!r}: it holds values that are not numbers (NaN)."
+                f"The model gives no vector for {name(bad[0])!r}: it holds values that are not numbers (NaN)."
             )
-        self.vectors[rows], self.known[rows] = vectors, True
-
-    def missing(self, size: int) -> list[np.ndarray]:
-        """Numbers still to encode, in blocks."""
-        rows = self.needed[~self.known[self.needed]]
-        return np.array_split(rows, -(-len(rows) // size)) if len(rows) else []
-
-
-class _Saver:
-    """Saves the vectors that are known to a run folder, every minute and at the end."""
-
-    def __init__(self, run: RunFolder | None, arrays: Callable[[], dict[str, np.ndarray]]) -> None:
-        self.run, self.arrays, self.saved = run, arrays, time.monotonic()
-
-    def save(self, every: float = SAVE_SECONDS) -> None:
-        if self.run and time.monotonic() - self.saved >= every:
-            self.run.save_vectors(**self.arrays())
-            self.saved = time.monotonic()
+        table.put(rows, vectors)
+    table.save()
 
 
 def _encode_separately(
-    model: Genius, split: EvaluationSplit, text: np.ndarray, image: np.ndarray, console: Console, run: RunFolder | None
+    model: Genius, split: EvaluationSplit, text: np.ndarray, image: np.ndarray, console: Console, folder: Path | None
 ) -> FrozenVectors:
-    """Encode the texts (n,) and images (n,) with these numbers. Vectors stored in `run` are not computed again."""
-    texts = _VectorTable(len(split.texts), model.dim, text, split.texts.__getitem__)
-    images = _VectorTable(len(split.images), model.dim, image, split.images.__getitem__)
-    tables = {"texts": texts, "images": images}
-    stored = run.load_vectors() if run else {}
-    for name, table in tables.items() if stored else ():
-        table.put(stored[f"{name}_rows"], stored[name])
-
-    def known() -> dict[str, np.ndarray]:
-        rows = {f"{name}_rows": np.flatnonzero(table.known) for name, table in tables.items()}
-        return rows | {name: table.vectors[:-1][table.known] for name, table in tables.items()}
-
-    saver = _Saver(run, known)
+    """Encode the texts (n,) and images (n,) with these numbers. Vectors stored in `folder` are not computed again."""
+    # The last row of a table, which number -1 selects, stays zero.
+    texts, images = (
+        RowTable(folder, name, (len(names) + 1, model.dim), np.float32)
+        for name, names in (("texts", split.texts), ("images", split.images))
+    )
     with Progress(console=console) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
-        for rows in progress.track(texts.missing(TEXT_BLOCK), description="texts"):
-            texts.put(rows, model.encode([Prepared(None, split.texts[row]) for row in rows]).text)
-            saver.save()
-        for rows in progress.track(images.missing(IMAGE_BLOCK), description="images"):
+
+        def encode_texts(rows: np.ndarray) -> np.ndarray:
+            return model.encode([Prepared(None, split.texts[row]) for row in rows]).text
+
+        def encode_images(rows: np.ndarray) -> np.ndarray:
             pixels = pool.map(lambda path: _pixels(model, path), [split.images[row] for row in rows])
-            images.put(rows, model.encode([Prepared(p, "") for p in pixels]).image)
-            saver.save()
-    saver.save(every=0)
-    return FrozenVectors(texts.vectors, images.vectors)
+            return model.encode([Prepared(p, "") for p in pixels]).image
+
+        track = partial(progress.track, description="texts")
+        _encode(texts, text, TEXT_BLOCK, encode_texts, split.texts.__getitem__, track)
+        track = partial(progress.track, description="images")
+        _encode(images, image, IMAGE_BLOCK, encode_images, split.images.__getitem__, track)
+    return FrozenVectors(texts.array, images.array)
 
 
 def _encode_pairs(
-    model: Genius, split: EvaluationSplit, text: np.ndarray, image: np.ndarray, console: Console, run: RunFolder | None
+    model: Genius, split: EvaluationSplit, text: np.ndarray, image: np.ndarray, console: Console, folder: Path | None
 ) -> JointVectors:
     """The same for a joint encoder: encode each pair of a text and an image."""
-    stored = run.load_vectors() if run else {}
-    known = stored.get("pairs", np.empty((0, 2), np.int64))
-    pairs = distinct_pairs(np.concatenate([known[:, 0], text]), np.concatenate([known[:, 1], image]))
 
     def content(row: int) -> tuple[str, str]:
         """The text and the path of the image, "" for none."""
-        text, image = pairs[row]
+        text, image = split.pairs[row]
         return split.texts[text] if text >= 0 else "", split.images[image] if image >= 0 else ""
 
-    table = _VectorTable(len(pairs), model.dim, np.arange(len(pairs)), lambda row: " ".join(content(row)).strip())
-    vectors = JointVectors(pairs, table.vectors[:-1])
-    if len(known):
-        table.put(vectors.find(*known.T), stored["joint"])
-    saver = _Saver(run, lambda: {"pairs": pairs[table.known], "joint": vectors.rows[table.known]})
+    table = RowTable(folder, "pairs", (len(split.pairs), model.dim), np.float32)
+    vectors = JointVectors(split.pairs, table.array)
     with Progress(console=console) as progress, ThreadPoolExecutor(os.cpu_count()) as pool:
-        for rows in progress.track(table.missing(PAIR_BLOCK), description="texts with images"):
+
+        def encode(rows: np.ndarray) -> np.ndarray:
             block = [content(row) for row in rows]
             paths = list(dict.fromkeys(path for _, path in block if path))  # each image is read once
             pixels = dict(zip(paths, pool.map(lambda path: _pixels(model, path), paths), strict=True))
             encoded = model.encode([Prepared(pixels.get(path), text) for text, path in block])
-            table.put(rows, encoded.image + encoded.text)
-            saver.save()
-    saver.save(every=0)
+            return np.asarray(encoded.image + encoded.text)
+
+        track = partial(progress.track, description="texts with images")
+        _encode(table, vectors.find(text, image), PAIR_BLOCK, encode, lambda row: " ".join(content(row)).strip(), track)
     return vectors
 
 

@@ -48,7 +48,6 @@ from genius.search.options import SearchOptions
 
 NEED_CODEBOOKS = ("generate", "codes", "rq")
 EXTRA_ANSWERS = 8  # beyond the last cut, to replace the query's own image
-QUERY_BLOCK = 256
 
 
 class ResultStore(Protocol):
@@ -239,7 +238,7 @@ def _search(
     pool.prepare(method)
     seconds, answers = 0.0, []
     texts = encoded.query_texts(task)
-    blocks = np.array_split(np.arange(len(task)), max(1, -(-len(task) // QUERY_BLOCK)))
+    blocks = np.array_split(np.arange(len(task)), max(1, -(-len(task) // pool.query_block(method))))
     for text in texts:
         ranked = []
         for rows in blocks:

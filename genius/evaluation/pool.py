@@ -17,7 +17,10 @@ from genius.runtime.threads import thread_count
 from genius.search.options import Mode, SearchOptions
 from genius.search.searcher import MIN_MODALITY_RATIO, Searcher
 
-EXACT_BLOCK = 1 << 17  # candidates compared at once by exact search
+EXACT_BLOCK = 1 << 16  # candidates that exact search reads at once
+EXACT_QUERIES = 256  # queries that it compares with them at once
+EXACT = ("exact", "exact-modality", "fused")
+QUERY_BLOCK, EXACT_QUERY_BLOCK = 256, 16_384  # queries given to `Rank` at once; exact search reads all candidates then
 
 Rank = Callable[[Vectors], np.ndarray]
 """Queries -> (q, k) rows of a pool, best first; -1 where there are fewer than k."""
@@ -54,19 +57,19 @@ class CandidatePool:
         protocol: str = PROTOCOLS[0],
     ) -> None:
         self.model, self.rows, self.beam, self.budget, self.protocol = model, rows, beam, budget, protocol
-        self.vectors = split.vectors(split.data.text[rows], split.data.image[rows])
+        self.split = split
         self.codes, self.modality = split.codes[rows], split.data.modality[rows]
         self._baselines: dict[str, FaissBaseline | NearestCodes] = {}
 
     @cached_property
     def embeddings(self) -> np.ndarray:
-        """(n, d) normalised stage-1 vectors."""
-        return self.vectors.embedding()
+        """(n, d) float16 normalised stage-1 vectors, as an index keeps them."""
+        return self.split.derived("embeddings", self.rows, Vectors.embedding)
 
     @cached_property
     def fused(self) -> np.ndarray:
-        """(n, d) fused vectors."""
-        return self.model.fuse(self.vectors)
+        """(n, d) float16 fused vectors."""
+        return self.split.derived("fused", self.rows, self.model.fuse)
 
     @cached_property
     def _searcher(self) -> Searcher:
@@ -80,7 +83,7 @@ class CandidatePool:
         """What a method stores of an item: vectors as float32, codes packed."""
         if method in BASELINES:
             return float(self._baseline(method).bytes_per_item)
-        vector, codes = 4.0 * self.vectors.image.shape[1], id_bytes(self.model.decoder.config.sizes)
+        vector, codes = 4.0 * self.split.stage_vectors.dim, id_bytes(self.model.decoder.config.sizes)
         stored: dict[str, float] = {"generate": codes, "codes": codes, "rerank": codes + vector, "fast": codes + vector}
         return float(stored.get(method, vector))
 
@@ -93,8 +96,7 @@ class CandidatePool:
             return lambda queries: nearest(queries.embedding(), self.embeddings, k)
         if method == "exact-modality":
             rows = np.flatnonzero(self.modality == target)
-            vectors = self.embeddings[rows]
-            return lambda queries: rows[nearest(queries.embedding(), vectors, k)]
+            return lambda queries: nearest(queries.embedding(), self.embeddings, k, rows)
         if method == "fused":
             return lambda queries: nearest(self.model.fuse(queries), self.fused, k)
         if method in BASELINES:
@@ -109,7 +111,11 @@ class CandidatePool:
 
     def prepare(self, method: str) -> None:
         """Build what a method needs, so that building does not count as searching."""
-        self.rank(method, 0, 1)(self.vectors[:1])
+        self.rank(method, 0, 1)(self.split.candidates(self.rows[:1]))
+
+    def query_block(self, method: str) -> int:
+        """Number of queries that a method should be given at once."""
+        return EXACT_QUERY_BLOCK if method in EXACT else QUERY_BLOCK
 
     def _search(self, searcher: Searcher, mode: Mode, queries: Vectors, k: int) -> np.ndarray:
         fused, embedding = self.model.fuse(queries), queries.embedding()
@@ -129,16 +135,42 @@ class CandidatePool:
         return build_baseline(method, self.embeddings, size, threads=thread_count())
 
 
-def nearest(queries: np.ndarray, candidates: np.ndarray, k: int) -> np.ndarray:
-    """Exact search by inner product, block by block: (q, min(k, n)) rows, ties to the lower row."""
-    values: np.ndarray = np.empty((len(queries), 0), np.float32)
-    rows: np.ndarray = np.empty((len(queries), 0), np.int64)
-    for start in range(0, len(candidates), EXACT_BLOCK):
-        scores = queries @ candidates[start : start + EXACT_BLOCK].T
-        most = min(k, scores.shape[1])
-        best = np.argpartition(scores, scores.shape[1] - most, axis=1)[:, scores.shape[1] - most :]
-        values = np.concatenate([values, np.take_along_axis(scores, best, 1)], axis=1)
-        rows = np.concatenate([rows, best + start], axis=1)
-        order = np.lexsort((rows, -values))[:, :k]
-        values, rows = np.take_along_axis(values, order, 1), np.take_along_axis(rows, order, 1)
-    return rows
+def nearest(queries: np.ndarray, candidates: np.ndarray, k: int, rows: np.ndarray | None = None) -> np.ndarray:
+    """Exact search by inner product: (q, min(k, n)) rows of candidates, ties to the lower row.
+
+    Each candidate is read once, in blocks, so that they may be a memory-mapped file.
+
+    Args:
+        queries: (q, d) float32.
+        candidates: (n, d) of any floating type.
+        k: Number of answers.
+        rows: Rows of candidates to search, ascending. Default: all.
+    """
+    count = len(candidates) if rows is None else len(rows)
+    values = np.full((len(queries), min(k, count)), -np.inf, np.float32)
+    found = np.full(values.shape, -1, np.int64)
+    for start in range(0, count, EXACT_BLOCK):
+        block = slice(start, min(start + EXACT_BLOCK, count))
+        numbers = np.arange(block.start, block.stop) if rows is None else rows[block]
+        vectors = np.asarray(candidates[block if rows is None else numbers], np.float32)
+        for first in range(0, len(queries), EXACT_QUERIES):
+            some = slice(first, first + EXACT_QUERIES)
+            values[some], found[some] = _merged(values[some], found[some], queries[some] @ vectors.T, numbers)
+    return found
+
+
+def _merged(
+    values: np.ndarray, rows: np.ndarray, scores: np.ndarray, numbers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best of (q, k) values with their rows, and of scores (q, n) of the rows `numbers` (n,)."""
+    k, count = values.shape[1], scores.shape[1]
+    most = min(k, count)
+    best = np.argpartition(scores, count - most, axis=1)[:, count - most :]
+    least = np.take_along_axis(scores, best[:, :1], 1)
+    for query in np.flatnonzero((scores >= least).sum(axis=1) > most):  # of equal scores, any were taken
+        likely = np.flatnonzero(scores[query] >= least[query])
+        best[query] = likely[np.argsort(-scores[query, likely], kind="stable")][:most]
+    values = np.concatenate([values, np.take_along_axis(scores, best, 1)], axis=1)
+    rows = np.concatenate([rows, numbers[best]], axis=1)
+    order = np.lexsort((rows, -values))[:, :k]
+    return np.take_along_axis(values, order, 1), np.take_along_axis(rows, order, 1)

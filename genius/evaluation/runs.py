@@ -2,12 +2,13 @@
 
 run.json                                 what was measured, all results, codebook use
 results/{setting}.{task}.{method}.json   one result each; results found here are not measured again
-vectors.npz                              encoded texts and images
+vectors/                                 encoded texts and images, and what is derived from them (see `RowTable`)
 trec/{setting}/{task}.qrels              and {task}.{method}.run, for trec_eval and similar tools
 """
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +19,8 @@ import numpy as np
 
 from genius.data.splits import SplitData, TaskData
 from genius.errors import BadData, GeniusError
-from genius.train.files import write_arrays, write_json, write_text
+from genius.evaluation.row_table import has_rows
+from genius.train.files import write_json, write_text
 
 METHODS = ("exact", "exact-modality", "fused", "generate", "rerank", "fast", "codes")
 """exact: all stage-1 vectors; exact-modality: those of the target modality; fused: all fused vectors; generate, rerank,
@@ -129,7 +131,7 @@ class RunFolder:
         if not path.exists():
             return 0.0
         stored = {"protocol": PROTOCOLS[0], **read_json(path, "results")}  # older runs do not name it
-        if not (self.folder / "vectors.npz").exists() and not any((self.folder / "results").glob("*.json")):
+        if not has_rows(self.folder / "vectors") and not any((self.folder / "results").glob("*.json")):
             return 0.0  # it failed before anything was computed
         names = {"digest": "state of the benchmark's files", "limit": "limit", "prompts": "choice of prompts"}
         for key, value in self.facts.items():
@@ -174,20 +176,21 @@ class RunFolder:
         run = self.facts | {"seconds": seconds, "results": results}
         write_json(self.folder / "run.json", run, indent=1)
 
-    def load_vectors(self) -> dict[str, np.ndarray]:
-        """The arrays last given to `save_vectors`, or none."""
-        path = self.folder / "vectors.npz"
-        if not path.exists():
-            return {}
-        with np.load(path) as arrays:
-            if (str(arrays["fingerprint"]), str(arrays["digest"])) != self._origin:
-                raise BadData(f"{path} holds vectors of another model or benchmark. Delete it to encode again.")
-            return {name: arrays[name] for name in arrays if name not in ("fingerprint", "digest")}
+    def vector_folder(self) -> Path:
+        """Folder of the vectors of this model and benchmark.
 
-    def save_vectors(self, **arrays: np.ndarray) -> None:
-        """Store arrays with the fingerprint of the model and the digest of the benchmark."""
-        fingerprint, digest = map(np.asarray, self._origin)
-        write_arrays(self.folder / "vectors.npz", {"fingerprint": fingerprint, "digest": digest, **arrays})
+        Raises:
+            BadData: It holds vectors of others.
+        """
+        folder = self.folder / "vectors"
+        origin = folder / "origin.json"
+        if origin.exists() and json.loads(origin.read_text()) != list(self._origin):
+            if has_rows(folder):
+                raise BadData(f"{folder} holds vectors of another model or benchmark. Delete it to encode again.")
+            shutil.rmtree(folder)
+        folder.mkdir(exist_ok=True)
+        write_json(origin, self._origin)
+        return folder
 
     @property
     def _origin(self) -> tuple[str, str]:

@@ -89,9 +89,9 @@ def slowly(
         asked = model.encode_queries([bench.query(query)])
         z = torch.from_numpy(model.fuse(asked))
         if method in ("exact", "exact-modality", "rerank", "fast"):  # the beams hold so small a pool whole
-            score = items.embedding() @ asked.embedding()[0]
+            score = items.embedding(np.float16).astype(np.float32) @ asked.embedding()[0]
         elif method == "fused":
-            score = model.fuse(items) @ z[0].numpy()
+            score = model.fuse(items).astype(np.float16).astype(np.float32) @ z[0].numpy()
         elif method in ("codes", "rq"):
             score = (sums / np.linalg.norm(sums, axis=1, keepdims=True) @ z[0].numpy())[which]
         else:

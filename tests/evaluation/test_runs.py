@@ -1,7 +1,10 @@
 """Run folders: what is in them, going on, refusing what does not belong together; TREC files; tables."""
 
+import hashlib
 import io
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,9 @@ from tiny_benchmark import write_tiny_benchmark
 
 from genius.data.mbeir import Benchmark
 from genius.errors import BadData
+from genius.evaluation import encoded_split
 from genius.evaluation import evaluate as evaluation
+from genius.evaluation.encoded_split import read_evaluation_split
 from genius.evaluation.evaluate import evaluate
 from genius.evaluation.recall_tables import terminal_tables
 from genius.evaluation.runs import BASELINES, TaskResult, codebook_use, headline, id_bytes
@@ -223,8 +228,9 @@ def test_vectors_of_another_model_are_refused(model: Genius, bench: Benchmark, t
     asked = {"tasks": ["shapes_task0"], "methods": ("exact",)}
     for name, maker in (("one", model), ("other", tiny_model(seed=5))):
         measure(maker, bench, tmp_path / name, **asked)
-    (tmp_path / "other/vectors.npz").rename(tmp_path / "one/vectors.npz")
-    with pytest.raises(BadData, match=r"vectors\.npz holds vectors of another model"):
+    shutil.rmtree(tmp_path / "one/vectors")
+    (tmp_path / "other/vectors").rename(tmp_path / "one/vectors")
+    with pytest.raises(BadData, match="vectors holds vectors of another model"):
         measure(model, bench, tmp_path / "one", **asked)
 
 
@@ -317,3 +323,29 @@ def test_fashion_data_sets_are_shown_at_10() -> None:
     table = next(terminal_tables([score("fashioniq_task7", "fast", 30, dataset="fashioniq")]))
     assert cells(table)[0][0].startswith("fashioniq_task7 (@10)")
     assert cells(table)[1][0].startswith("99.0")
+
+
+def test_the_digest_is_that_of_the_json_of_everything_read(bench: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is computed in parts, and must not depend on their size: stored runs would be refused."""
+    digests = set()
+    for size in (3, 65_536):
+        monkeypatch.setattr(encoded_split, "DIGEST_BLOCK", size)
+        split = read_evaluation_split(bench, "test")
+        digests.add(split.digest)
+    data = split.data
+    right = [(task.task.name, task.qids, [rows.tolist() for rows in task.positives]) for task in data.tasks]
+    images = [os.path.relpath(image, bench.root) for image in split.images]
+    pools = [task.pool.tolist() for task in data.tasks]
+    everything = [split.texts, images, data.dids, data.text.tolist(), data.image.tolist(), right, pools]
+    assert digests == {hashlib.sha256(json.dumps(everything).encode()).hexdigest()[:16]}
+
+
+def test_vectors_of_a_run_are_mapped_files(model: Genius, bench: Benchmark, tmp_path: Path) -> None:
+    measure(model, bench, tmp_path)
+    shapes = {path.stem: np.load(path, mmap_mode="r").shape for path in (tmp_path / "vectors").glob("*.npy")}
+    split = read_evaluation_split(bench, "test")
+    candidates = len(split.data.dids)
+    assert shapes["texts"] == (len(split.texts) + 1, model.dim)
+    assert shapes["images"] == (len(split.images) + 1, model.dim)
+    assert shapes["codes"] == (candidates, len(model.sizes))
+    assert shapes["embeddings"] == (candidates, model.dim)
