@@ -1,6 +1,6 @@
 """How GENIUS grows: with the number of items, cores and machines.
 
-    python benchmarks/scale.py OUT [--sections throughput,ddp] [--help]
+    python benchmarks/scale.py OUT [--sections throughput,mbeir,ddp] [--help]
 
 Each section answers one question, prints a table and writes a JSON file to the folder OUT. Run it on an idle machine.
 """
@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+import mbeir
 import throughput
 from rich.console import Console
 
@@ -28,9 +29,16 @@ def run_ddp(arguments: argparse.Namespace, console: Console) -> None:
     ddp.measure(arguments.out, arguments.seconds, console)
 
 
+def run_mbeir(arguments: argparse.Namespace, console: Console) -> None:
+    """Seconds and memory of an evaluation of M-BEIR's size: see mbeir.py."""
+    chosen = arguments.out, arguments.candidates, arguments.asked, arguments.model, arguments.threads
+    mbeir.measure(mbeir.Files(*chosen), console)
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "throughput": run_throughput,
     "ddp": run_ddp,
+    "mbeir": run_mbeir,
 }
 """Each function takes the options of the command line and a console."""
 
@@ -44,6 +52,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sizes", default=throughput.SIZES, help="throughput: numbers of items, comma-separated")
     parser.add_argument("--seconds", type=float, default=10.0, help="ddp: seconds of each measurement")
+    parser.add_argument("--candidates", type=int, default=mbeir.CANDIDATES, help="mbeir: number of candidates")
+    parser.add_argument("--asked", type=int, default=25, help="mbeir: queries of each task that are searched")
     arguments = parser.parse_args()
     console = Console()
     try:
