@@ -5,11 +5,12 @@
 Texts and vectors are generated; their numbers and lengths are those of M-BEIR. Each part runs in a process of its own:
 
 - read: the files of the test split, as `genius evaluate` reads them
+- vectors: vectors written to the run folder, as `genius evaluate` does while it encodes
 - index: codes assigned, items committed to an index
 - open: the index opened, its codes and embeddings read into memory
 - search: queries one by one, mode fast
-- evaluate: `genius evaluate` over the candidates of all tasks, exact and fast, on some queries of each task. Vectors
-  are in its run folder already, as after an interrupted run
+- evaluate: `genius evaluate` over the candidates of all tasks, exact and fast, on some queries of three tasks. Vectors
+  and codes are in its run folder already, as after an interrupted run
 
 If OUT is a run of `genius evaluate`, vectors are mixtures of its vectors, otherwise of encoded sentences. A query is
 the vector of its right candidate with noise, and does not say which modality it asks for: recall tells nothing about
@@ -48,6 +49,7 @@ LENGTHS = (90, 600)  # characters of a caption and of a passage
 NOISE = 0.6  # of a query, relative to the length of a vector
 BLOCK = 65_536
 DATASET = "generated"
+ASKED = (0, 1, 2)  # tasks that are evaluated: from texts to images, texts and pairs
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,6 @@ def measure(files: Files, console: Console) -> None:
     if files.folder.exists():
         shutil.rmtree(files.folder)
     write_benchmark(files)
-    in_process(write_vectors, files)
     rows: dict[str, dict[str, float]] = {}
     for name, part in PARTS.items():
         rows[name] = in_process(part, files)
@@ -111,86 +112,46 @@ def modalities(count: int) -> np.ndarray:
 
 
 def write_benchmark(files: Files) -> None:
-    """Files in M-BEIR layout: the global pool, a pool of each task, queries."""
-    of_modality = [np.flatnonzero(modalities(files.candidates) == modality) for modality in range(3)]
+    """Files in M-BEIR layout: the global pool, queries, and small pools of each task, which are not searched."""
     words = " ".join(throughput.sentences(np.random.default_rng(0), 2000))
     for folder in ("query/test", "cand_pool/local", "cand_pool/global", "instructions"):
         (files.data / folder).mkdir(parents=True)
-    by_task = dict.fromkeys(TASKS, np.empty(0, np.int64))
-    for modality, rows in enumerate(of_modality):  # each candidate is in the pool of one task
-        tasks = [task for task, (_, target) in TASKS.items() if target == modality]
-        by_task |= dict(zip(tasks, np.array_split(rows, len(tasks)), strict=True))
-    write_lines(files.data / global_pool_path("test"), candidate_lines(np.arange(files.candidates), files, words))
+    kinds = modalities(files.candidates)
+    write_lines(files.data / global_pool_path("test"), candidate_lines(np.arange(files.candidates), kinds, words))
     instructions = ["query_modality\tcand_modality\tdataset_name\tdataset_id\tprompt_1\n"]
-    for task, rows in by_task.items():
-        query, target = TASKS[task]
+    for task, (query, target) in TASKS.items():
         name = f"mbeir_{DATASET}_task{task}"
-        write_lines(files.data / f"cand_pool/local/{name}_cand_pool.jsonl", candidate_lines(rows, files, words))
         count = max(files.asked, round(files.candidates * QUERIES_PER_CANDIDATE / len(TASKS)))
-        right = np.random.default_rng(task).choice(rows, count)
+        right = np.random.default_rng(task).choice(np.flatnonzero(kinds == target), count)
+        pool = candidate_lines(np.unique(right), kinds, words)
+        write_lines(files.data / f"cand_pool/local/{name}_cand_pool.jsonl", pool)
         lines = (query_line(task, number, row) for number, row in enumerate(right.tolist()))
         write_lines(files.data / f"query/test/{name}_test.jsonl", lines)
         instructions.append(f"{query.label}\t{target.label}\t{DATASET}\t{task}\tFind it.\n")
-    write_lines(files.data / "instructions/query_instructions.tsv", instructions)
+    write_lines(files.data / "instructions/query_instructions.tsv", iter(instructions))
 
 
-def write_lines(path: Path, lines: "Iterator[str] | list[str]") -> None:
+def write_lines(path: Path, lines: Iterator[str]) -> None:
     with open(path, "w") as file:
         file.writelines(lines)
 
 
-def candidate_lines(rows: np.ndarray, files: Files, words: str) -> Iterator[str]:
-    kinds = modalities(files.candidates)[rows]
-    for row, kind in zip(rows.tolist(), kinds.tolist(), strict=True):
+def candidate_lines(rows: np.ndarray, kinds: np.ndarray, words: str) -> Iterator[str]:
+    for row, kind in zip(rows.tolist(), kinds[rows].tolist(), strict=True):
         length = LENGTHS[row % 100 < 100 * PASSAGES]
         start = row * 7919 % (len(words) - length)
-        text = f"Item {row}: {words[start : start + length]}." if kind else None
-        image = f"mbeir_images/generated_images/{row:08}.jpg" if kind != 1 else None
+        text = f'"Item {row}: {words[start : start + length]}."' if kind else "null"
+        image = f'"mbeir_images/generated_images/{row:08}.jpg"' if kind != 1 else "null"
         label = ("image", "text", "image,text")[kind]
-        yield json.dumps({"did": f"1:{row}", "txt": text, "img_path": image, "modality": label}) + "\n"
+        yield f'{{"did": "1:{row}", "txt": {text}, "img_path": {image}, "modality": "{label}"}}\n'
 
 
 def query_line(task: int, number: int, right: int) -> str:
-    """A text, or an image with a text: its own number, so that it is encoded on its own."""
-    image = f"mbeir_images/generated_queries/{task}-{number}.jpg" if TASKS[task][0] != 1 else None
-    text = f"Question {task}-{number}" if TASKS[task][0] != 0 else None
+    """A query of its own, so that it is encoded on its own."""
+    image = f"mbeir_images/generated_queries/{task}-{number}.jpg" if TASKS[task][0] != Modality.TEXT else None
+    text = f"Question {task}-{number}" if TASKS[task][0] != Modality.IMAGE else None
     line = {"qid": f"{task}:{number}", "query_txt": text, "query_img_path": image, "pos_cand_list": [f"1:{right}"]}
     return json.dumps({**line, "query_modality": TASKS[task][0].label}) + "\n"
-
-
-def write_vectors(files: Files) -> dict[str, float]:
-    """Fill the run folder with vectors of all texts and images, so that nothing is left to encode."""
-    model = files.load_model()
-    with Progress(disable=True) as progress:
-        _, items, queries = throughput.base_vectors(Genius.from_pretrained(files.model), files.out, progress)
-    bases = {"images": items.embedding(), "texts": np.concatenate([items.embedding()[:1000], queries.embedding()])}
-    split = read_evaluation_split(Benchmark(files.data), "test")
-    folder = files.run / "vectors"
-    folder.mkdir(parents=True)
-    throughput.write(folder / "origin.json", [model.fingerprint, split.digest])  # type: ignore[arg-type]
-    tables = {}
-    for number, (name, base) in enumerate(bases.items()):
-        count = len(getattr(split, name))
-        tables[name] = RowTable(folder, name, (count + 1, model.dim), np.float32)
-        for start in range(0, count, BLOCK):
-            rows = np.arange(start, min(start + BLOCK, count))
-            rng = np.random.default_rng([number, start])
-            first, second = rng.integers(0, len(base), (2, len(rows)))
-            weight = rng.uniform(0.5, 0.9, len(rows)).astype(np.float32)
-            tables[name].put(rows, throughput.mixture(base, first, second, weight))
-    texts, images = tables["texts"], tables["images"]
-    for task in split.data.tasks:  # a query is like its right candidate
-        right = np.concatenate(task.positives)
-        wanted = images.array[split.data.image[right]] + texts.array[split.data.text[right]]
-        wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
-        noise = np.random.default_rng(task.task.task_id).standard_normal(wanted.shape, dtype=np.float32)
-        wanted += NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
-        texts.put(task.text, wanted)
-        shown = task.image >= 0
-        images.put(task.image[shown], wanted[shown])
-    for made in tables.values():
-        made.save()
-    return {}
 
 
 # The parts
@@ -198,28 +159,83 @@ def write_vectors(files: Files) -> dict[str, float]:
 
 def read(files: Files) -> dict[str, float]:
     split = read_evaluation_split(Benchmark(files.data), "test")
-    return {"candidates": len(split.data.dids), "queries": sum(map(len, split.data.tasks))}
+    data = split.data
+    numbers = {"texts": np.array(len(split.texts)), "images": np.array(len(split.images))}
+    numbers |= {"text": data.text, "image": data.image, "digest": np.array(split.digest)}
+    tasks = {task.task.task_id: task for task in data.tasks}
+    for number in ASKED:
+        task = tasks[number]
+        numbers |= {f"queries{number}": task.text, f"right{number}": np.concatenate(task.positives)}
+    np.savez(files.folder / "numbers.npz", **numbers)  # for the next parts
+    return {"candidates": len(data.dids), "queries": sum(map(len, data.tasks))}
 
 
-def stored(files: Files, name: str) -> np.ndarray:
-    array: np.ndarray = np.load(files.run / f"vectors/{name}.npy", mmap_mode="r")
-    return array
+class Numbers:
+    """What the part `read` has read: numbers of texts and images. Vectors of the run folder go by them."""
+
+    def __init__(self, files: Files) -> None:
+        self.stored = np.load(files.folder / "numbers.npz")
+        self.text, self.image = self.stored["text"], self.stored["image"]
+        self.folder = files.run / "vectors"
+
+    def table(self, name: str, dim: int) -> RowTable:
+        return RowTable(self.folder, name, (int(self.stored[name]) + 1, dim), np.float32)
+
+    def items(self, rows: np.ndarray) -> Vectors:
+        image, text = (np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("images", "texts"))
+        return Vectors(image[self.image[rows]], text[self.text[rows]])
 
 
-def item_block(files: Files, rows: np.ndarray) -> Vectors:
-    """Vectors of candidates: numbers of texts and images follow the order of the pool."""
-    kinds = modalities(files.candidates)
-    image = np.where(kinds == 1, -1, np.cumsum(kinds != 1) - 1)[rows]
-    text = np.where(kinds == 0, -1, np.cumsum(kinds != 0) - 1)[rows]
-    return Vectors(stored(files, "images")[image], stored(files, "texts")[text])
+def write_vectors(files: Files) -> dict[str, float]:
+    """Vectors of all texts and images, in the format of a run folder."""
+    model, numbers = files.load_model(), Numbers(files)
+    with Progress(disable=True) as progress:
+        _, items, queries = throughput.base_vectors(Genius.from_pretrained(files.model), files.out, progress)
+    bases = {"images": items.embedding(), "texts": np.concatenate([items.embedding()[:1000], queries.embedding()])}
+    numbers.folder.mkdir(parents=True)
+    (numbers.folder / "origin.json").write_text(json.dumps([model.fingerprint, str(numbers.stored["digest"])]))
+    tables = {}
+    for place, (name, base) in enumerate(bases.items()):
+        tables[name] = numbers.table(name, model.dim)
+        count = len(tables[name].array) - 1
+        for start in range(0, count, BLOCK):
+            rows = np.arange(start, min(start + BLOCK, count))
+            rng = np.random.default_rng([place, start])
+            first, second = rng.integers(0, len(base), (2, len(rows)))
+            weight = rng.uniform(0.5, 0.9, (len(rows), 1)).astype(np.float32)
+            tables[name].put(rows, weight * base[first] + (1 - weight) * base[second])
+        tables[name].save()
+    for task in ASKED:  # a query is like its right candidate
+        wanted = numbers.items(numbers.stored[f"right{task}"]).embedding()
+        noise = np.random.default_rng(task).standard_normal(wanted.shape, dtype=np.float32)
+        wanted += NOISE * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+        tables["texts"].put(numbers.stored[f"queries{task}"], wanted)
+    tables["texts"].save()
+    return {"vectors": sum(len(made.array) - 1 for made in tables.values())}
 
 
 def build_index(files: Files) -> dict[str, float]:
-    index = Index.create(files.index, files.load_model())
+    model, numbers = files.load_model(), Numbers(files)
+    codes = RowTable(numbers.folder, "codes", (files.candidates, len(model.sizes)), np.uint16)
+    assign, spent, done = model.codes, [0.0], [0]
+
+    def assign_and_keep(vectors: Vectors) -> np.ndarray:
+        """Codes go to the run folder, too, so that they are assigned once."""
+        started = time.process_time()
+        found = assign(vectors)
+        spent[0] += time.process_time() - started
+        codes.put(np.arange(done[0], done[0] + len(found)), found)
+        done[0] += len(found)
+        return found
+
+    model.codes = assign_and_keep  # type: ignore[method-assign]
+    index = Index.create(files.index, model)
     for start in range(0, files.candidates, BLOCK):
         rows = np.arange(start, min(start + BLOCK, files.candidates))
-        index.add_vectors([f"1:{row}" for row in rows.tolist()], item_block(files, rows))
-    return {"items": len(index), "bytes": sum(file.stat().st_size for file in files.index.rglob("*") if file.is_file())}
+        index.add_vectors([f"1:{row}" for row in rows.tolist()], numbers.items(rows))
+    codes.save()
+    size = sum(file.stat().st_size for file in files.index.rglob("*") if file.is_file())
+    return {"items": len(index), "bytes": size, "codes_processor_seconds": spent[0]}
 
 
 def open_index(files: Files) -> dict[str, float]:
@@ -229,7 +245,7 @@ def open_index(files: Files) -> dict[str, float]:
 def search_index(files: Files) -> dict[str, float]:
     index = Index.open(files.index, files.load_model())
     rows = np.random.default_rng(0).integers(0, files.candidates, 8 * files.asked)
-    queries, targets = item_block(files, rows), [Modality(kind) for kind in modalities(files.candidates)[rows]]
+    queries, targets = Numbers(files).items(rows), [Modality(kind) for kind in modalities(files.candidates)[rows]]
     index.search_vectors(queries[:1])  # reads codes and embeddings
     started = time.perf_counter()
     each = range(len(rows))
@@ -247,6 +263,7 @@ def evaluate_run(files: Files) -> dict[str, float]:
         settings=("global",),
         methods=("exact", "fast"),
         limit=files.asked,
+        tasks=[f"{DATASET}_task{task}" for task in ASKED],
         out=files.run,
         console=Console(quiet=True),
     )
@@ -260,6 +277,7 @@ def evaluate_run(files: Files) -> dict[str, float]:
 
 PARTS: dict[str, Callable[[Files], dict[str, float]]] = {
     "read": read,
+    "vectors": write_vectors,
     "index": build_index,
     "open": open_index,
     "search": search_index,
