@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from genius.cli import atlas, convert, demo, evaluation, mcp, search, serve, train
+from genius.cli import atlas, convert, demo, evaluation, fit, mcp, search, serve, train
 from genius.cli import build as _build  # noqa: F401 (adds its command to index_app)
 from genius.cli import maintenance as _maintenance  # noqa: F401 (adds its commands to index_app)
 from genius.cli.console import complain
@@ -39,6 +39,7 @@ app.command(epilog=serve.EPILOG, rich_help_panel=SEARCH)(serve.serve)
 app.command(epilog=atlas.EPILOG, rich_help_panel=SEARCH)(atlas.atlas)
 app.command(epilog=mcp.EPILOG, rich_help_panel=SEARCH)(mcp.mcp)
 app.add_typer(dataset_app, name="dataset", rich_help_panel=MODELS)
+app.command(epilog=fit.EPILOG, rich_help_panel=MODELS)(fit.fit)
 app.command(epilog=train.EPILOG, rich_help_panel=MODELS)(train.train)
 app.add_typer(model_app, name="model", rich_help_panel=MODELS)
 app.command(epilog=convert.EPILOG, rich_help_panel=MODELS)(convert.convert)

@@ -30,6 +30,7 @@ from genius.cli.console import (
     say,
     show_facts,
     signals_as_interrupts,
+    stderr,
 )
 from genius.cli.items import check_format, show_items, show_report, with_fields
 from genius.errors import BadData, BadItem
@@ -64,6 +65,7 @@ RESUME = "Interrupted? Run the same command again: items that are in the index a
     epilog=examples(
         "genius index create photos.genius ~/Images",
         "genius index create news.genius articles.jsonl --codes-only",
+        "genius index create photos.genius ~/Images --encoder openai/clip-vit-base-patch32",
         notes=f"{RESUME}\n\n{BAD_ITEMS}",
     ),
 )
@@ -73,13 +75,23 @@ def index_create(
     model: ModelName = "mini",
     codes_only: CodesOnly = False,
     store_images: StoreImages = False,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Encode with mini, or with a CLIP, SigLIP or sentence-transformers model (folder or hub id), and fit "
+            "codebooks and decoder to the items. Default: the model of --model as it is.",
+        ),
+    ] = None,
 ) -> None:
     """Create an index and add the items of SOURCE."""
+    if encoder is not None:
+        _create_fitted(path, sources or [], encoder, codes_only, store_images)
     from genius.index.creation import creating
     from genius.model.genius import Genius
 
     given = sources or []
-    items = _read(given)
+    items = read_sources(given)
     with creating(path, Genius.from_pretrained(model), given, not codes_only, store_images) as index:
         if len(index):
             say(f"The creation of {path} was interrupted at {counted(len(index), 'item')}; adding the rest.")
@@ -89,6 +101,26 @@ def index_create(
         report = _add(index, items, given, replace=False) if given else None
     if report is not None:
         show_report(index, report, "added", time.perf_counter() - start)
+
+
+def _create_fitted(path: Path, sources: list[str], encoder: str, codes_only: bool, store_images: bool) -> NoReturn:
+    """`genius index create --encoder`: ends the command."""
+    from genius.fit.encoders import open_encoder
+    from genius.fit.refit import create_fitted
+
+    if not sources:
+        raise BadData("Codebooks are learned from the items: give a SOURCE, or leave out --encoder.")
+    items, start = read_sources(sources), time.perf_counter()
+    index, added, _ = create_fitted(
+        path,
+        open_encoder(encoder),
+        sources,
+        lambda made: _add(made, items, sources, replace=False),
+        embeddings=not codes_only,
+        store_images=store_images,
+        console=stderr(),
+    )
+    show_report(index, added, "added", time.perf_counter() - start)
 
 
 @index_app.command(
@@ -109,7 +141,7 @@ def index_upsert(path: IndexPath, sources: Annotated[list[str], SOURCE]) -> None
     _add_to(path, sources, replace=True)
 
 
-def _read(sources: list[str]) -> Iterator["Item | BadItem"]:
+def read_sources(sources: list[str]) -> Iterator["Item | BadItem"]:
     """The items of all sources. A source that does not exist raises before anything is written."""
     from genius.data.readers import read_items
 
@@ -117,7 +149,7 @@ def _read(sources: list[str]) -> Iterator["Item | BadItem"]:
 
 
 def _add_to(path: Path, sources: list[str], replace: bool) -> NoReturn:
-    index, items, start = open_index(path), _read(sources), time.perf_counter()
+    index, items, start = open_index(path), read_sources(sources), time.perf_counter()
     show_report(index, _add(index, items, sources, replace), "added", time.perf_counter() - start)
 
 
@@ -268,6 +300,8 @@ def index_info(path: IndexPath, version: AtVersion = None, as_json: AsJson = Fal
         "version": f"{info.version:,}",
         "size": f"{info.bytes:,} bytes",
     }
+    if info.drift is not None:
+        facts["drift"] = info.drift.words
     if info.unfinished:
         facts["unfinished"] = UNFINISHED.format(sources=", ".join(info.unfinished))
     show_facts(facts)

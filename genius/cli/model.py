@@ -1,15 +1,16 @@
 """The commands `genius model ...`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from genius.cli.console import MODEL, examples, read_text, say
+from genius.cli.console import MODEL, AsJson, examples, print_json, read_text, say, show_facts
 
 model_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Publish a model, or export it for other programs."
+    no_args_is_help=True, rich_markup_mode="rich", help="Inspect or publish a model, or export it for other programs."
 )
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)]
@@ -20,6 +21,31 @@ Run = Annotated[
 ]
 License = Annotated[str | None, typer.Option(help="Short name of the license on the hub, such as mit.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write to.")]
+
+
+@model_app.command("info", epilog=examples("genius model info my-model"))
+def model_info(model: Model, as_json: AsJson = False) -> None:
+    """Show the parts of a model and, if it was fitted to a collection, how well it does there."""
+    from genius.fit.check import sentences
+    from genius.model.fit_report import FitReport
+    from genius.model.genius import Genius
+
+    loaded, report = Genius.from_pretrained(model), FitReport.read(model)
+    config = loaded.decoder.config
+    facts = {
+        "encoder": loaded.encoder.kind,
+        "dimensions": f"{loaded.dim:,}",
+        "codes": " x ".join(map(str, loaded.sizes)),
+        "decoder": f"{config.layers} layers of width {config.d_model:,}" if config.layers else "residual score",
+        "instructions": "yes" if loaded.instructions else "no: the target decides the modality",
+        "fingerprint": loaded.fingerprint,
+    }
+    if as_json:
+        print_json(facts | {"fit": None if report is None else asdict(report)})
+        return
+    show_facts(facts)
+    for line in [] if report is None else sentences(report):
+        say(line)
 
 
 @model_app.command("push", epilog=examples("genius model push my-model me/my-model --run runs/mine"))

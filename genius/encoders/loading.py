@@ -14,6 +14,7 @@ ENCODERS = {
     "clip": ("clip", "ClipEncoder"),
     "blip-ff": ("blip", "BlipEncoder"),
     "sentence": ("sentence", "SentenceEncoder"),
+    "function": ("function", "FunctionEncoder"),
     "ready": ("precomputed", "PrecomputedEncoder"),
 }
 """Module and class by kind. A module is imported when a model asks for it: some need optional packages."""

@@ -23,6 +23,7 @@ from genius.index.export import ExportReport, export
 from genius.index.info import IndexInfo, index_info
 from genius.index.ingest import add_items
 from genius.index.query import answer_queries, read_hits, search_vectors
+from genius.index.recode import read_embeddings, recode
 from genius.index.reindex import reindex
 from genius.index.restore import RestoreReport
 from genius.index.session import Session, Version
@@ -389,6 +390,25 @@ class Index:
         cannot be read stay as they are; with another model they are an error, and nothing is changed.
         """
         return reindex(self._session, model, progress)
+
+    def recode(self, model: Genius, embeddings: bool = True, progress: bool = False) -> None:
+        """Give all items the codes of another model with the same encoder, as one new version.
+
+        Codes are made from the stored embeddings: nothing is encoded. `genius.fit.refit` fits such a model.
+
+        Args:
+            model: A model that was fitted with the encoder of this index.
+            embeddings: Whether to keep the embeddings. Without them, there can be no new codes later.
+            progress: Show a progress bar.
+
+        Raises:
+            BadIndex: The index stores no embeddings, or the model has other dimensions.
+        """
+        recode(self._session, model, embeddings, progress)
+
+    def embeddings(self) -> tuple[np.ndarray, np.ndarray]:
+        """Stored embeddings (n, dim) float16 and modalities (n,) of all items. Raises BadIndex if there are none."""
+        return self._session.read(read_embeddings)
 
     def compact(self, keep: timedelta | None = timedelta(days=1)) -> CompactReport:
         """Merge small files, and remove versions older than `keep` (None keeps all) and files of interrupted writes.

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from genius.data.items import Modality
+from genius.index.drift import Drift, index_drift
 from genius.index.session import unfinished_sources
 from genius.index.snapshot import Snapshot
 from genius.index.storage import metadata_fields
@@ -30,6 +31,7 @@ class IndexInfo:
         generation: How many times all items have been re-encoded.
         version: The version that is read.
         bytes: Size on disk.
+        drift: How well the codes of a fitted model fit the items added since; None if there is nothing to tell.
         unfinished: Sources of a `genius index create` that has not been completed; empty if it has.
     """
 
@@ -47,11 +49,12 @@ class IndexInfo:
     generation: int
     version: int
     bytes: int
+    drift: Drift | None
     unfinished: tuple[str, ...]
 
 
 def index_info(path: Path, snapshot: Snapshot) -> IndexInfo:
-    """Collect what an index holds, without loading its model."""
+    """Collect what an index holds, without loading its encoder and decoder."""
     codes = snapshot.codes()
     with snapshot.reading():
         counts = Counter(snapshot.dataset.to_table(columns=["modality"])["modality"].to_pylist())
@@ -65,6 +68,7 @@ def index_info(path: Path, snapshot: Snapshot) -> IndexInfo:
         fields=metadata_fields(snapshot.dataset, snapshot.header),
         version=snapshot.version,
         bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        drift=index_drift(snapshot),
         unfinished=tuple(unfinished_sources(path) or ()),
         **header,
     )

@@ -21,7 +21,8 @@ from genius.index.ingest import (
     to_table,
     with_stored_vectors,
 )
-from genius.index.session import Session, source_of
+from genius.index.models import source_of
+from genius.index.session import Session
 from genius.index.snapshot import Snapshot, scan
 from genius.index.storage import ITEM_COLUMNS, Header, metadata_fields, row_to_item
 from genius.model.genius import Genius
@@ -37,7 +38,7 @@ def reindex(session: Session, model: Genius | None, progress: bool = False) -> A
         model = model or snapshot.model
         header = replace(
             snapshot.header,
-            model=source_of(model) if other else snapshot.header.model,
+            model=source_of(model, session.path) if other else snapshot.header.model,
             fingerprint=model.fingerprint,
             sizes=tuple(model.sizes),
             dim=model.dim,

@@ -5,7 +5,6 @@ Holds the snapshot that is read, looks for newer versions, and lets writers in o
 
 import json
 import logging
-import os
 import shutil
 import threading
 import time
@@ -38,6 +37,7 @@ from genius.index.commits import (
     writing_to,
 )
 from genius.index.lance_errors import Unreadable, lance_errors, lance_reason, reading
+from genius.index.models import MODELS, remove_unused_models, source_of
 from genius.index.restore import RestoreReport, restore, set_aside_damaged
 from genius.index.snapshot import Snapshot, check_model
 from genius.index.storage import ITEMS, Header, field_columns, metadata_fields
@@ -48,6 +48,7 @@ LOCK = "write.lock"
 UNFINISHED = "unfinished.json"
 """In an index whose creation was interrupted, see `genius.index.creation`."""
 RETRIES = 5  # when another process removes files while they are read
+_REMAINS = (ITEMS, CHECKSUMS, LOCK, UNFINISHED, MODELS)  # of an interrupted creation
 _NONE = np.zeros(0, np.int64)
 T = TypeVar("T")
 
@@ -80,16 +81,18 @@ class Session:
     @classmethod
     def create(cls, path: Path, model: Genius, embeddings: bool, store_images: bool) -> "Session":
         """Create an empty index in a folder that is empty or does not exist."""
-        _check_free(path)
+        check_free(path)
         if max(model.sizes) > 1 << 16:
             raise BadIndex(
                 f"The model has levels of {max(model.sizes)} codes; an index holds at most {1 << 16} per level."
             )
-        header = Header(source_of(model), model.fingerprint, tuple(model.sizes), model.dim, embeddings, store_images)
+        header = Header(
+            source_of(model, path), model.fingerprint, tuple(model.sizes), model.dim, embeddings, store_images
+        )
         try:
             path.mkdir(parents=True, exist_ok=True)
             with FileLock(path / LOCK):
-                _check_free(path)  # another process may have been faster
+                check_free(path)  # another process may have been faster
                 _clear(path)
                 try:
                     dataset = create_dataset(path, header)
@@ -247,12 +250,8 @@ class Session:
         with self.writing() as snapshot, writing_to(self.path):
             dataset, report = compact(snapshot.dataset, keep)
             self._move_to(dataset)
+            remove_unused_models(dataset)
         return report
-
-
-def source_of(model: Genius) -> str | None:
-    """What `Genius.from_pretrained` loads the model from, also in another working directory."""
-    return os.path.abspath(model.source) if model.source and os.path.isdir(model.source) else model.source
 
 
 def is_index(folder: Path) -> bool:
@@ -302,7 +301,7 @@ def _unfinished(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _check_free(folder: Path) -> None:
+def check_free(folder: Path) -> None:
     """Refuse a folder that holds anything but the remains of an interrupted creation."""
     if not folder.exists():
         return
@@ -310,7 +309,7 @@ def _check_free(folder: Path) -> None:
         raise BadIndex(
             f"{folder} exists already: it is an index. Open it with Index.open to add to it, or choose another folder."
         )
-    if not folder.is_dir() or any(entry.name not in (ITEMS, CHECKSUMS, LOCK, UNFINISHED) for entry in folder.iterdir()):
+    if not folder.is_dir() or any(entry.name not in _REMAINS for entry in folder.iterdir()):
         raise BadIndex(f"{folder} exists already and is not empty. Choose another folder.")
 
 

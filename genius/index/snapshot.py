@@ -20,6 +20,7 @@ from genius.errors import BadIndex, GeniusError
 from genius.index.filters import check_filter, filter_error, named_columns
 from genius.index.item_ids import ItemIds, to_strings
 from genius.index.lance_errors import Unreadable, lance_reason, reading
+from genius.index.models import model_path
 from genius.index.storage import (
     FILTER_COLUMNS,
     ITEM_COLUMNS,
@@ -95,7 +96,7 @@ class Snapshot:
                     raise BadIndex(
                         f"{self.folder} was made with a model that was not saved. Open it with Index.open(path, model)."
                     )
-                model = Genius.from_pretrained(self.header.model)
+                model = Genius.from_pretrained(model_path(self.folder, self.header.model))
                 check_model(self.folder, self.header, model)
                 self._model = model
             return self._model

@@ -10,20 +10,23 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from genius.data.images import decoded
 from genius.data.items import Item, Query, clean_text
 from genius.encoders.base import Encoder, Prepared, Vectors
+from genius.encoders.function import EncodeFunction, FunctionEncoder
 from genius.encoders.loading import load_encoder
 from genius.encoders.model_files import HUB_ID, hub_library
-from genius.errors import BadImage, BadItem, BadModel, GeniusError
+from genius.errors import BadImage, BadItem, BadModel, GeniusError, MissingExtra
 from genius.model.decoder_config import DecoderConfig
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.model.fusion_runtime import FusionRuntime, weight_shapes
@@ -34,7 +37,7 @@ FORMAT = 1
 BUNDLED = Path(__file__).parent / "bundled"
 PARTS = ("encoder", "fusion", "quantizer", "decoder")
 DTYPES = ("float16", "float32")
-OPTIONS = {"dtype": "float16", "first_code": "modality"}
+OPTIONS: dict[str, Any] = {"dtype": "float16", "first_code": "modality", "instructions": True}
 """Defaults of optional settings. Only other values are stored, so that older models keep their fingerprints."""
 Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
@@ -52,6 +55,8 @@ class Genius:
         dtype: Type of the weights in a saved folder, "float16" or "float32".
         first_code: "modality", the modality of the item; or "nearest", the nearest of the three first codes, as in the
             published models, whose first codes stand for modalities only roughly and in no known order.
+        instructions: Whether the encoder was trained with instructions. If not, queries without an instruction of their
+            own are encoded without one.
 
     Raises:
         BadModel: The parts do not fit together.
@@ -66,6 +71,7 @@ class Genius:
         code_beams: int = 1,
         dtype: str = OPTIONS["dtype"],
         first_code: str = OPTIONS["first_code"],
+        instructions: bool = OPTIONS["instructions"],
     ) -> None:
         if not encoder.dim == fusion.dim == quantizer.dim == decoder.config.dim:
             dims = (encoder.dim, fusion.dim, quantizer.dim, decoder.config.dim)
@@ -79,6 +85,7 @@ class Genius:
         self.encoder, self.fusion, self.quantizer = encoder, fusion, quantizer
         self.decoder = decoder.with_codebooks(quantizer.codebooks)
         self.code_beams, self.dtype, self.first_code = code_beams, dtype, first_code
+        self.instructions = instructions
         self.source: str | None = None
 
     @property
@@ -113,6 +120,8 @@ class Genius:
 
     def prepare_query(self, query: Query) -> Prepared:
         """Read and decode one query; its text is instruction and text as one string."""
+        if not self.instructions and query.instruction is None:
+            query = replace(query, instruction="")
         return Prepared(self._pixels("query", query.image), query.prompt())
 
     def _pixels(self, owner: str, image: Any, image_name: str | None = None) -> np.ndarray | None:
@@ -216,7 +225,13 @@ class Genius:
             return upload(folder, name, f"Model {self.fingerprint}", private)
 
     @classmethod
-    def from_pretrained(cls, name: str | os.PathLike[str], int8: bool = False, device: str = "cpu") -> "Genius":
+    def from_pretrained(
+        cls,
+        name: str | os.PathLike[str],
+        int8: bool = False,
+        device: str = "cpu",
+        encoder: EncodeFunction | None = None,
+    ) -> "Genius":
         """Load a model.
 
         Args:
@@ -224,6 +239,7 @@ class Genius:
                 if there is no such folder, `owner/name` on the Hugging Face hub.
             int8: Search with a decoder rounded to eight bits (see `DecoderRuntime`). Codes of items stay the same.
             device: Device of the encoder, as torch names it.
+            encoder: The function of a model that was fitted with a function (see `FunctionEncoder`).
 
         Raises:
             BadModel: There is no such model, or it is damaged or of another version.
@@ -239,7 +255,39 @@ class Genius:
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError, GeniusError) as error:
             reason = f"{error} is missing." if isinstance(error, KeyError) else error
             raise BadModel(f"{folder} is not a model this version can load: {reason}") from error
+        if encoder is not None:
+            if not isinstance(model.encoder, FunctionEncoder):
+                raise BadModel(f"{folder} has an encoder of its own. Load it without the argument encoder.")
+            model.encoder.function = encoder
         model.source = str(name)
+        return model
+
+    @classmethod
+    def fit(
+        cls, items: Any, encoder: Any = None, out: str | os.PathLike[str] | None = None, **options: Any
+    ) -> "Genius":
+        """Learn codebooks and a decoder for any encoder from a collection without labels.
+
+        >>> model = Genius.fit(items, encoder="openai/clip-vit-base-patch32", out="my-model")  # doctest: +SKIP
+        >>> model = Genius.fit(vectors, out="my-model")  # an array (n, d)  # doctest: +SKIP
+
+        Args:
+            items: Items, `Vectors`, or an array (n, d) of vectors.
+            encoder: "mini", the folder or hub id of a CLIP, SigLIP or sentence-transformers model, an `Encoder`, or a
+                function from a list of texts or of PIL images to an array (n, d). None, with vectors: the model
+                accepts vectors only.
+            out: Model folder to write, with the report of the check in `fit.json`. An interrupted fit in it continues.
+            **options: See `genius.fit.run.fit`.
+
+        Raises:
+            MissingExtra: Torch is not installed.
+            GeniusError: There are too few items, or the encoder cannot be opened.
+        """
+        try:
+            run = import_module("genius.fit.run")  # by name: this room does not know the later ones
+        except ModuleNotFoundError as error:
+            raise MissingExtra("Genius.fit", "train") from error
+        model: Genius = run.fit(items, encoder, out, **options)[0]
         return model
 
     @classmethod
@@ -252,6 +300,23 @@ class Genius:
         encoder = load_encoder(config["encoder"], states["encoder"], device)
         options = {name: config.get(name, usual) for name, usual in OPTIONS.items()}
         return cls(encoder, FusionRuntime(states["fusion"]), quantizer, decoder, config["code_beams"], **options)
+
+
+def load_quantizer(folder: str | os.PathLike[str]) -> QuantizerRuntime:
+    """The quantizer of a model folder alone, without reading the other weights.
+
+    Raises:
+        BadModel: The folder is not a model.
+    """
+    path = Path(folder)
+    try:
+        config = json.loads((path / "config.json").read_text())
+        with safe_open(path / "model.safetensors", "numpy") as file:
+            names = [name for name in file.keys() if name.startswith("quantizer.")]  # noqa: SIM118 (not a dict)
+            books = {name.removeprefix("quantizer."): file.get_tensor(name).astype(np.float32) for name in names}
+        return _quantizer(config["quantizer"], books)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise BadModel(f"{folder} is not a complete model ({error!r}). Copy the whole folder again.") from error
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], bytes]:

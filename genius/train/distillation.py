@@ -137,8 +137,7 @@ class Distillation:
             logits = decoder.logits(z_items, codes)
         teacher = teacher_logits(decoder, z_items, codes)
         levels = level_errors(logits, teacher)
-        errors = (sum_of_log_probs(logits, codes) - sum_of_log_probs(teacher, codes)).view(rows.shape)
-        paths = (errors - errors.mean(1, keepdim=True)).square().mean()  # only the order of a query's items matters
+        paths = path_errors(logits, teacher, codes, rows.shape[1])
         first = F.cross_entropy(logits[0].view(*rows.shape, -1)[:, 0], modality)
         total = levels + PATH_WEIGHT * paths + MODALITY_WEIGHT * first
         parts = {"levels": levels, "paths": paths, "modality": first}
@@ -177,11 +176,24 @@ class Distillation:
 
         uniform: (n, candidates) random numbers between 0 and 1.
         """
-        scores = self.config.sharpness * z @ candidates.z.T
-        # A candidate of another modality is drawn only if there are too few of the right one.
-        scores = scores - 1e3 * (candidates.modality != modality[:, None])
-        gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
-        return (scores + gumbel).topk(min(self.config.items, scores.shape[1]), dim=1).indices
+        return draw_near(self.config.sharpness * z @ candidates.z.T, modality, candidates, uniform, self.config.items)
+
+
+def draw_near(scores: Tensor, modality: Tensor, candidates: Candidates, uniform: Tensor, items: int) -> Tensor:
+    """Draw candidates (n, items) of these modalities (n,) in proportion to the exponential of their scores.
+
+    scores: (n, candidates). uniform: as many random numbers between 0 and 1.
+    """
+    # A candidate of another modality is drawn only if there are too few of the right one.
+    scores = scores - 1e3 * (candidates.modality != modality[:, None])
+    gumbel = -torch.log(-torch.log(uniform.clamp(1e-20, 1 - 1e-7)))
+    return (scores + gumbel).topk(min(items, scores.shape[1]), dim=1).indices
+
+
+def path_errors(logits: list[Tensor], teacher: list[Tensor], codes: Tensor, items: int) -> Tensor:
+    """Squared difference of the scores of whole IDs, of `items` IDs for each query; only their order counts."""
+    errors = (sum_of_log_probs(logits, codes) - sum_of_log_probs(teacher, codes)).view(-1, items)
+    return (errors - errors.mean(1, keepdim=True)).square().mean()
 
 
 def teacher_logits(decoder: Decoder, z: Tensor, codes: Tensor) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""Fit: codebooks and a decoder for any encoder, learned from a collection without labels."""

@@ -1,0 +1,84 @@
+"""Settings of a fit, and the sizes that follow from the collection."""
+
+from dataclasses import dataclass, replace
+
+from genius.errors import GeniusError
+
+MIN_ITEMS = 16
+MAX_CODES = 256
+ITEMS_PER_CODE = 16  # fewer make k-means learn single items
+MAX_LEVELS = 16
+HELD_BACK = (0.1, 2_000)  # share of the items, and at most this number, that nothing is learned from
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """What decides the result of a fit besides the collection and the encoder.
+
+    Attributes:
+        codes: Codes of each semantic level. None: 256, or fewer for fewer than 4,096 items.
+        levels: Semantic levels. None: as many as held-back items need, at most 16.
+        layers: Layers of the decoder. 0: the decoder is the residual score, a closed form that needs no training.
+        d_model: Width of the layers.
+        steps: Training steps of the layers.
+        sample: Items that codebooks and decoder are learned from, at most.
+        target_error: Part of the variance that the codes may lose; decides the number of levels.
+        rounds: Rounds of least squares after k-means, at most.
+        code_beams: Beam width when the codes of an item are chosen.
+        check_items: Items that the check searches, at most.
+        check_queries: Queries of the check.
+        seed: Seed of all random choices.
+    """
+
+    codes: int | None = None
+    levels: int | None = None
+    layers: int = 0
+    d_model: int = 256
+    steps: int = 2_000
+    sample: int = 65_536
+    target_error: float = 0.1
+    rounds: int = 2
+    code_beams: int = 8
+    check_items: int = 50_000
+    check_queries: int = 300
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("codes", "levels", "d_model", "steps", "sample", "code_beams", "check_items", "check_queries"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise GeniusError(f"{name} is {value}; it must be at least 1.")
+        if self.layers < 0 or self.rounds < 0:
+            raise GeniusError("layers and rounds must be at least 0.")
+        if self.codes is not None and not 2 <= self.codes <= 1 << 16:
+            raise GeniusError(f"codes is {self.codes}; a level has 2 to {1 << 16} codes.")
+        if not 0 < self.target_error < 1:
+            raise GeniusError(f"target_error is {self.target_error}; it must be between 0 and 1.")
+
+    def for_items(self, items: int) -> "FitSettings":
+        """The same settings with the number of codes for a collection of this size.
+
+        Raises:
+            GeniusError: There are too few items.
+        """
+        if items < MIN_ITEMS:
+            raise GeniusError(
+                f"There are {items} items, too few to learn codes from: give at least {MIN_ITEMS}. A collection this "
+                "small needs no codes; index it with the model mini."
+            )
+        learned = min(items - held_back(items), self.sample)
+        if self.codes is None:
+            codes = MAX_CODES
+            while codes > 4 and codes * ITEMS_PER_CODE > items:
+                codes //= 2
+            return replace(self, codes=min(codes, learned))
+        if self.codes > learned:
+            raise GeniusError(
+                f"{learned} items cannot fill {self.codes} codes per level. Give fewer codes, or more items."
+            )
+        return self
+
+
+def held_back(items: int) -> int:
+    """Number of items, of a collection of this size, that nothing is learned from."""
+    return max(1, min(int(items * HELD_BACK[0]), HELD_BACK[1]))
