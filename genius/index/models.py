@@ -34,12 +34,16 @@ def keep_model(folder: Path, model: Genius, report: FitReport | None = None) -> 
     return model
 
 
-def source_of(model: Genius, folder: Path) -> str | None:
-    """What loads the model, also in another working directory: a path inside the index, another one, or a name."""
+def source_of(model: Genius, folder: Path | None = None) -> str | None:
+    """What loads the model, also in another working directory: a name, or the absolute path of a folder.
+
+    A model inside `folder`, an index, is named by its path in there.
+    """
     if not model.source or not os.path.isdir(model.source):
         return model.source
     path = Path(os.path.abspath(model.source))
-    return f"{MODELS}/{path.name}" if path.parent == Path(os.path.abspath(folder)) / MODELS else str(path)
+    inside = folder is not None and path.parent == Path(os.path.abspath(folder)) / MODELS
+    return f"{MODELS}/{path.name}" if inside else str(path)
 
 
 def model_path(folder: Path, source: str) -> str:

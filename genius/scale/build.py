@@ -25,7 +25,8 @@ from genius.index.checksums import Checksums
 from genius.index.creation import creating
 from genius.index.index import Index
 from genius.index.ingest import COMMIT, COMPARED, TAKEN
-from genius.index.session import Session, source_of
+from genius.index.models import source_of
+from genius.index.session import Session
 from genius.index.storage import MAX_FIELDS, Header
 from genius.index.versions import open_dataset
 from genius.model.genius import Genius
