@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Collection:
         labels = {one.label: int(one) for one in Modality}
         modality = np.array([labels[label] for label in table["modality"].to_pylist()])
         return cls(
-            name=index.path.stem,
+            name=Path(index.path).stem,
             version=index.version,
             model=index.model,
             ids=table["id"].to_pylist(),

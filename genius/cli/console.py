@@ -30,7 +30,9 @@ NICENESS = 5
 
 FILTER = "SQL over id, text, modality and metadata fields; genius index info lists the fields."
 MODEL = "Name of the bundled model, a model folder, or OWNER/NAME on the Hugging Face hub."
-IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
+IndexPath = Annotated[
+    str, typer.Argument(metavar="INDEX", help="Folder of the index, or its URL, such as s3://bucket/photos.genius.")
+]
 ModelName = Annotated[str, typer.Option("--model", help=MODEL)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsCsv = Annotated[
@@ -50,7 +52,7 @@ AtVersion = Annotated[
 ]
 NamedIndexes = Annotated[
     list[str],
-    typer.Argument(metavar="[NAME=]INDEX", help="Folder of an index, optionally with a name. May be repeated."),
+    typer.Argument(metavar="[NAME=]INDEX", help="Folder or URL of an index, optionally with a name. May be repeated."),
 ]
 Tasks = Annotated[
     str | None,
@@ -161,7 +163,7 @@ def read_ids(file: Path | None) -> list[str] | None:
     return None if file is None else [line for line in read_text(file).split("\n") if line]
 
 
-def open_index(path: Path, version: int | None = None) -> "Index":
+def open_index(path: str, version: int | None = None) -> "Index":
     """Opens an index."""
     from genius.index.index import Index
 
@@ -175,20 +177,22 @@ def metadata_columns(index: "Index", fields: str | None) -> list[str]:
     return split_names(fields) if fields is not None else [name for name in index.fields if name not in FILTER_COLUMNS]
 
 
-def named_indexes(given: list[str]) -> dict[str, Path]:
-    """Name -> folder of each NAME=INDEX or INDEX. An INDEX alone is named after its folder, without the suffix."""
-    paths: dict[str, Path] = {}
+def named_indexes(given: list[str]) -> dict[str, str]:
+    """Name -> folder or URL of each NAME=INDEX or INDEX. An INDEX alone is named after its folder without suffix."""
+    from genius.data.locations import is_url
+
+    paths: dict[str, str] = {}
     for one in given:
         name, equals, folder = one.partition("=")
-        if not equals or Path(one).exists():
-            name, folder = Path(one).resolve().stem, one
+        if not equals or is_url(one) or Path(one).exists():
+            name, folder = Path(one if is_url(one) else Path(one).resolve()).stem, one
         if not name or not folder:
             raise GeniusError(f"{one!r} is neither INDEX nor NAME=INDEX.")
         if name in paths:
             raise GeniusError(f"Two indexes have the name {name!r}. Give one of them another name: NAME={folder}")
-        if not (Path(folder) / "items.lance").is_dir():
+        if not is_url(folder) and not (Path(folder) / "items.lance").is_dir():
             raise BadIndex(f"{folder} is not an index. Create one with: genius index create {folder} SOURCE")
-        paths[name] = Path(folder)
+        paths[name] = folder
     return paths
 
 

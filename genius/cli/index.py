@@ -66,6 +66,7 @@ RESUME = "Interrupted? Run the same command again: items that are in the index a
         "genius index create photos.genius ~/Images",
         "genius index create news.genius articles.jsonl --codes-only",
         "genius index create photos.genius ~/Images --encoder openai/clip-vit-base-patch32",
+        "genius index create s3://bucket/photos.genius ~/Images --store-images",
         notes=f"{RESUME}\n\n{BAD_ITEMS}",
     ),
 )
@@ -103,7 +104,7 @@ def index_create(
         show_report(index, report, "added", time.perf_counter() - start)
 
 
-def _create_fitted(path: Path, sources: list[str], encoder: str, codes_only: bool, store_images: bool) -> NoReturn:
+def _create_fitted(path: str, sources: list[str], encoder: str, codes_only: bool, store_images: bool) -> NoReturn:
     """`genius index create --encoder`: ends the command."""
     from genius.fit.encoders import open_encoder
     from genius.fit.refit import create_fitted
@@ -148,7 +149,7 @@ def read_sources(sources: list[str]) -> Iterator["Item | BadItem"]:
     return itertools.chain.from_iterable([read_items(source) for source in sources])
 
 
-def _add_to(path: Path, sources: list[str], replace: bool) -> NoReturn:
+def _add_to(path: str, sources: list[str], replace: bool) -> NoReturn:
     index, items, start = open_index(path), read_sources(sources), time.perf_counter()
     show_report(index, _add(index, items, sources, replace), "added", time.perf_counter() - start)
 

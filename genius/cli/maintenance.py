@@ -79,6 +79,7 @@ def index_verify(
     as_json: AsJson = False,
 ) -> None:
     """Check an index: its files, model, ids, codes, embeddings, texts and images."""
+    from genius.index.folder import open_folder
     from genius.index.index import Index
     from genius.index.lance_errors import Unreadable
     from genius.index.session import unfinished_sources
@@ -99,7 +100,7 @@ def index_verify(
         if not as_json:
             say(f"{counted(dropped, 'item')} removed from {path}. Add what was lost again from its source.")
     problems, unchecked = index.verify(sample, deep, progress=True), len(index.files_without_checksum())
-    unfinished = unfinished_sources(path) or []
+    unfinished = unfinished_sources(open_folder(path)) or []
     if as_json:
         found = [asdict(problem) for problem in problems]
         print_json(
@@ -161,7 +162,7 @@ def index_restore(
     else:
         say(f"{path} is at version {report.restored} again: {items}, as version {report.version}.")
     if report.set_aside:
-        say(f"{counted(len(report.set_aside), 'file')} moved to {path / 'quarantine'}:")
+        say(f"{counted(len(report.set_aside), 'file')} moved to {path.rstrip('/')}/quarantine:")
         for file in report.set_aside[:SHOWN]:
             say(f"  {file}")
         if len(report.set_aside) > SHOWN:

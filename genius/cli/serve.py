@@ -14,13 +14,13 @@ from genius.errors import GeniusError, MissingExtra
 from genius.runtime.wording import counted
 
 if TYPE_CHECKING:
-    from genius.index.index import Index
     from genius.serve.settings import Settings
 
 EPILOG = examples(
     "genius serve photos.genius --open",
     "genius serve photos.genius news=articles.genius --port 9000",
     "genius serve photos.genius --host 0.0.0.0 --keys keys.txt --rate-limit 50",
+    "genius serve s3://bucket/photos.genius --workers 4 --read-only",
     notes="Each line of keys.txt is [bold]read KEY[/bold] or [bold]write KEY[/bold]; "
     "[bold]genius serve --new-key[/bold] prints a new key. The variables GENIUS_READ_KEY and GENIUS_WRITE_KEY can hold "
     "keys, too.\n\nWithout keys everyone who can connect may read, and programs on this machine (127.0.0.1) may write."
@@ -63,6 +63,9 @@ def serve(
     max_batch: Annotated[
         int, typer.Option(metavar="N", help="Maximum number of queries encoded together.", min=1)
     ] = 32,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="Number of processes that serve; codes and embeddings are shared.", min=1)
+    ] = 1,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not log requests.")] = False,
     new_key: Annotated[
@@ -98,6 +101,15 @@ def serve(
     )
     with listen(settings) as listener:
         settings = replace(settings, port=listener.getsockname()[1])
+        if workers > 1:
+            from genius.serve.workers import run_workers
+
+            def announce_workers(items: dict[str, int]) -> None:
+                _announce(items, settings, open_browser)
+
+            if not run_workers(paths, settings, listener, workers, announce_workers, not quiet):
+                raise typer.Exit(1)  # the reason is in the log
+            return
         served, failed = {}, []
         for name, path in paths.items():
             try:
@@ -111,9 +123,7 @@ def serve(
         loaded = app.state.served
 
         def announce() -> None:
-            _announce({name: one.index for name, one in loaded.items()}, settings)
-            if open_browser:
-                Thread(target=webbrowser.open, args=(address_of(settings),), daemon=True).start()
+            _announce({name: len(one.index) for name, one in loaded.items()}, settings, open_browser)
 
         def ready() -> bool:
             return bool(loaded) and all(one.ready for one in loaded.values())
@@ -138,10 +148,10 @@ def address_of(settings: "Settings") -> str:
     return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{settings.port}"
 
 
-def _announce(indexes: "dict[str, Index]", settings: "Settings") -> None:
+def _announce(items: dict[str, int], settings: "Settings", open_browser: bool) -> None:
     say(f"GENIUS is at {address_of(settings)}")
-    for name, index in indexes.items():
-        say(f"  {name}: {counted(len(index), 'item')}")
+    for name, count in items.items():
+        say(f"  {name}: {counted(count, 'item')}")
     say(f"  {rights(settings)}")
     if not settings.loopback and not settings.read_keys:
         complain(
@@ -149,6 +159,8 @@ def _announce(indexes: "dict[str, Index]", settings: "Settings") -> None:
             "can connect can see all items. Add keys with --keys, or listen on 127.0.0.1."
         )
     say("Press Ctrl+C to stop.")
+    if open_browser:
+        Thread(target=webbrowser.open, args=(address_of(settings),), daemon=True).start()
 
 
 def rights(settings: "Settings") -> str:

@@ -78,7 +78,7 @@ def run_demo(
     about = about_page(index.model, len(index))
     page.write_text(gallery(entries, "GENIUS finds emoji", about, ("Emoji artwork:", *CREDITS)), encoding="utf-8")
     console.print(Text(f"\nThe same with images: {page.as_uri()}"), soft_wrap=True)
-    _print_next_steps(index.path, console)
+    _print_next_steps(Path(index.path), console)
     return page
 
 

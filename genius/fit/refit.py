@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -15,6 +14,7 @@ from genius.fit.encoders import OpenedEncoder
 from genius.fit.run import fit_vectors
 from genius.fit.settings import FitSettings
 from genius.index.creation import creating
+from genius.index.folder import Folder, open_folder
 from genius.index.index import Index
 from genius.index.models import keep_model
 from genius.index.session import check_free, is_index
@@ -51,12 +51,12 @@ def refit(
     collection = Collection(vectors, modality, texts, [])
     model, report = fit_vectors(collection, opened, settings or FitSettings(), console=console)
     report = replace(report, in_index=True)
-    index.recode(keep_model(index.path, model, report), embeddings, progress=console is not None)
+    index.recode(keep_model(index.folder, model, report), embeddings, progress=console is not None)
     return report
 
 
 def create_fitted(
-    path: Path,
+    path: str | os.PathLike[str],
     opened: OpenedEncoder,
     sources: Sequence[str | os.PathLike[str]],
     add: Callable[[Index], AddReport],
@@ -72,7 +72,7 @@ def create_fitted(
     and the same call continues it.
 
     Args:
-        path: Folder of the index.
+        path: Folder of the index, or its URL.
         opened: The encoder.
         sources: Names of the sources, which an interrupted creation is recognised by.
         add: Adds the items to the index.
@@ -86,11 +86,12 @@ def create_fitted(
     """
     model = encoder_only(opened.encoder)
     model.instructions = opened.instructions
-    fitted = _unfinished_model(path)
+    folder = open_folder(path)
+    fitted = _unfinished_model(folder)
     if fitted is None:
-        if not is_index(path):
-            check_free(path)
-        model = keep_model(path, model)
+        if not is_index(folder):
+            check_free(folder)
+        model = keep_model(folder, model)
     with creating(path, fitted or model, sources, embeddings if fitted else True, store_images) as index:
         added = add(index)
         report = None if fitted else refit(index, settings, embeddings=embeddings, console=console)
@@ -98,12 +99,12 @@ def create_fitted(
     return index, added, report
 
 
-def _unfinished_model(path: Path) -> Genius | None:
+def _unfinished_model(folder: Folder) -> Genius | None:
     """The model of an index whose creation was interrupted after the fit."""
-    if not path.exists():
+    if not folder.exists():
         return None
     try:
-        index = Index.open(path)
+        index = Index.open(folder.path)
     except BadIndex:
         return None
     return index.model if len(index.header.sizes) > 1 else None

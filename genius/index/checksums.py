@@ -11,11 +11,12 @@ import os
 import re
 import zlib
 from collections.abc import Collection, Iterable
-from pathlib import Path
+from contextlib import suppress
 from typing import NamedTuple
 
 import lance
 
+from genius.index.folder import Folder
 from genius.index.storage import ITEMS
 
 CHECKSUMS = "checksums"
@@ -24,7 +25,6 @@ TRANSACTIONS = "_transactions"
 HINT = f"{MANIFESTS}/latest_version_hint.json"
 """Where Lance keeps the number of the latest version, to find it faster. Each commit changes it."""
 
-_BLOCK = 1 << 20  # bytes read at once
 _LAST_VERSION = 2**64 - 1  # Lance names manifests by the distance from it, so that the newest comes first
 
 
@@ -35,12 +35,11 @@ class Checksum(NamedTuple):
     crc: int
 
     @classmethod
-    def of(cls, file: Path) -> "Checksum":
-        """Read a file and compute its checksum."""
+    def of(cls, blocks: Iterable[bytes]) -> "Checksum":
+        """Compute the checksum of a file from its content."""
         size = crc = 0
-        with open(file, "rb", buffering=0) as opened:
-            while block := opened.read(_BLOCK):
-                size, crc = size + len(block), zlib.crc32(block, crc)
+        for block in blocks:
+            size, crc = size + len(block), zlib.crc32(block, crc)
         return cls(size, crc)
 
 
@@ -52,19 +51,19 @@ class DamagedChecksums(Exception):
     """A file of checksums cannot be read, or is not as it was written."""
 
 
-def checksums_file(folder: Path, version: int) -> Path:
-    """The file with the checksums of a version."""
-    return folder / CHECKSUMS / f"{version}.json"
+def checksums_file(version: int) -> str:
+    """Path of the file with the checksums of a version, relative to the folder of the index."""
+    return f"{CHECKSUMS}/{version}.json"
 
 
-def read_checksums(folder: Path, version: int) -> Checksums | None:
+def read_checksums(folder: Folder, version: int) -> Checksums | None:
     """The checksums of a version; None if none were recorded. Raises DamagedChecksums."""
     try:
-        content = checksums_file(folder, version).read_bytes()
+        content = folder.read(checksums_file(version))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DamagedChecksums(f"cannot be read ({error.strerror})") from error
+        raise DamagedChecksums(f"cannot be read ({error.strerror or error})") from error
     try:
         files = {path: Checksum(*values) for path, values in json.loads(content)["files"].items()}
         intact = _serialize(version, files) == content
@@ -75,16 +74,9 @@ def read_checksums(folder: Path, version: int) -> Checksums | None:
     return files
 
 
-def write_checksums(folder: Path, version: int, files: Checksums) -> None:
-    """Record the checksums of a version atomically. A power cut may lose them, but never leaves half of them."""
-    file = checksums_file(folder, version)
-    file.parent.mkdir(exist_ok=True)
-    temporary = file.with_suffix(".tmp")
-    with open(temporary, "wb") as opened:
-        opened.write(_serialize(version, files))
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(temporary, file)  # the folder is not synced: items are safe without their checksums
+def write_checksums(folder: Folder, version: int, files: Checksums) -> None:
+    """Record the checksums of a version atomically. A power cut may lose them: items are safe without them."""
+    folder.write(checksums_file(version), _serialize(version, files))
 
 
 def _serialize(version: int, files: Checksums) -> bytes:
@@ -92,24 +84,28 @@ def _serialize(version: int, files: Checksums) -> bytes:
     return f'{{"crc":{zlib.crc32(body.encode())},{body[1:]}\n'.encode()
 
 
-def recorded_versions(folder: Path) -> list[int]:
+def recorded_versions(folder: Folder) -> list[int]:
     """Numbers of the versions that have a file of checksums, ascending."""
-    names = os.listdir(folder / CHECKSUMS) if (folder / CHECKSUMS).is_dir() else []
-    return sorted(int(name[:-5]) for name in names if re.fullmatch(r"[0-9]+\.json", name))
+    return sorted(int(name[:-5]) for name in folder.names(CHECKSUMS) if re.fullmatch(r"[0-9]+\.json", name))
 
 
-def data_checksums(folder: Path) -> Checksums:
-    """Checksums of the data and deletion files of all versions. Their names are never used for other files."""
+def all_checksums(folder: Folder) -> Checksums:
+    """Checksums of the files of all versions, as far as they can be read."""
     found: Checksums = {}
     for version in recorded_versions(folder):
         try:
-            found |= _data_only(read_checksums(folder, version) or {})
+            found |= read_checksums(folder, version) or {}
         except DamagedChecksums:
             continue
     return found
 
 
-def known_checksums(folder: Path, version: int) -> Checksums:
+def data_checksums(folder: Folder) -> Checksums:
+    """Checksums of the data and deletion files of all versions. Their names are never used for other files."""
+    return _data_only(all_checksums(folder))
+
+
+def known_checksums(folder: Folder, version: int) -> Checksums:
     """Checksums of the data and deletion files that a commit after this version can take over.
 
     Completes those of the version itself if its writer was killed before it had recorded the manifest.
@@ -121,9 +117,9 @@ def known_checksums(folder: Path, version: int) -> Checksums:
     if found is None:
         found = data_checksums(folder)
     else:
-        manifest = manifests(folder / ITEMS).get(version)
+        manifest = manifests(folder).get(version)
         if manifest is not None and manifest not in found:
-            write_checksums(folder, version, found | compute(folder / ITEMS, [manifest, HINT]))
+            write_checksums(folder, version, found | compute(folder, [manifest, HINT]))
     return _data_only(found)
 
 
@@ -131,17 +127,19 @@ def _data_only(files: Checksums) -> Checksums:
     return {path: checksum for path, checksum in files.items() if not path.startswith((MANIFESTS, TRANSACTIONS))}
 
 
-def compute(dataset_path: Path, paths: Iterable[str]) -> Checksums:
-    """Compute the checksums of the files that exist."""
-    return {path: Checksum.of(dataset_path / path) for path in paths if (dataset_path / path).is_file()}
+def compute(folder: Folder, paths: Iterable[str]) -> Checksums:
+    """Compute the checksums of the files of the dataset that exist."""
+    found: Checksums = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found[path] = Checksum.of(folder.blocks(f"{ITEMS}/{path}"))
+    return found
 
 
-def manifests(dataset_path: Path) -> dict[int, str]:
-    """Paths of the manifests by version number, ascending."""
-    folder = dataset_path / MANIFESTS
-    names = os.listdir(folder) if folder.is_dir() else []
+def manifests(folder: Folder, dataset_path: str = ITEMS) -> dict[int, str]:
+    """Paths of the manifests by version number, ascending. dataset_path: where the dataset is in the folder."""
     found = {}
-    for name in names:
+    for name in folder.names(f"{dataset_path}/{MANIFESTS}"):
         number, suffix = os.path.splitext(name)
         if suffix == ".manifest" and number.isdecimal():
             found[_LAST_VERSION - int(number) if len(number) == 20 else int(number)] = f"{MANIFESTS}/{name}"
@@ -160,16 +158,7 @@ def fragment_files(fragment: lance.LanceFragment) -> dict[str, int | None]:
     return files if deletions is None else files | {deletions: None}
 
 
-def remove_checksums(folder: Path, versions: Collection[int]) -> None:
+def remove_checksums(folder: Folder, versions: Collection[int]) -> None:
     """Remove the checksums of versions that are gone."""
     for version in versions:
-        checksums_file(folder, version).unlink(missing_ok=True)
-
-
-def sync(path: str | Path) -> None:
-    """Flush a file or a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        folder.delete(checksums_file(version))

@@ -4,12 +4,10 @@ Each commit records the checksums of its files.
 """
 
 import errno
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import lance
@@ -32,10 +30,10 @@ from genius.index.checksums import (
     read_checksums,
     recorded_versions,
     remove_checksums,
-    sync,
     version_files,
     write_checksums,
 )
+from genius.index.folder import Folder
 from genius.index.lance_errors import lance_errors, lance_reason
 from genius.index.storage import ITEMS, Header, has_row_id
 
@@ -74,17 +72,23 @@ class CompactReport:
     versions_kept: int
 
 
-def create_dataset(folder: Path, header: Header) -> lance.LanceDataset:
+def create_dataset(folder: Folder, header: Header) -> lance.LanceDataset:
     """Create a dataset without rows in a folder."""
-    files = _Files(folder / ITEMS)
-    dataset = lance.write_dataset(header.schema().empty_table(), folder / ITEMS, mode="create", **_STORAGE)
+    files = _Files(folder)
+    dataset = lance.write_dataset(
+        header.schema().empty_table(),
+        folder.uri(ITEMS),
+        mode="create",
+        storage_options=folder.storage_options,
+        **_STORAGE,
+    )
     files.after_commit(dataset)
     return dataset
 
 
-def change(dataset: lance.LanceDataset, gone: np.ndarray, table: pa.Table | None) -> lance.LanceDataset:
+def change(folder: Folder, dataset: lance.LanceDataset, gone: np.ndarray, table: pa.Table | None) -> lance.LanceDataset:
     """Delete the rows with the row ids `gone` and append the rows of `table` in one commit."""
-    files = _Files(dataset.uri)
+    files = _Files(folder)
     updated: list[FragmentMetadata] = []
     emptied: list[int] = []
     if len(gone):
@@ -106,14 +110,14 @@ def change(dataset: lance.LanceDataset, gone: np.ndarray, table: pa.Table | None
     return files.commit(dataset, lance.LanceOperation.Update(emptied, updated, added))
 
 
-def drop_fragments(dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> lance.LanceDataset:
+def drop_fragments(folder: Folder, dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> lance.LanceDataset:
     """Remove fragments, readable or not."""
-    return _Files(dataset.uri).commit(dataset, lance.LanceOperation.Delete([], list(fragment_ids), "damaged"))
+    return _Files(folder).commit(dataset, lance.LanceOperation.Delete([], list(fragment_ids), "damaged"))
 
 
-def add_fields(dataset: lance.LanceDataset, columns: Sequence[pa.Field]) -> lance.LanceDataset:
+def add_fields(folder: Folder, dataset: lance.LanceDataset, columns: Sequence[pa.Field]) -> lance.LanceDataset:
     """Add columns of nulls."""
-    files = _Files(dataset.uri)
+    files = _Files(folder)
     changed = dataset.checkout_version(dataset.version)  # a copy: a snapshot may use the other one
     files.before_commit(dataset.version)
     changed.add_columns(list(columns))
@@ -121,56 +125,72 @@ def add_fields(dataset: lance.LanceDataset, columns: Sequence[pa.Field]) -> lanc
     return changed
 
 
-def replace_all(dataset: lance.LanceDataset, header: Header, tables: Iterable[pa.Table]) -> lance.LanceDataset:
+def replace_all(
+    folder: Folder, dataset: lance.LanceDataset, header: Header, tables: Iterable[pa.Table]
+) -> lance.LanceDataset:
     """Replace header and rows. The tables have the columns of the new header, then the present metadata fields."""
-    files = _Files(dataset.uri)
+    files = _Files(folder)
     field_columns = list(dataset.schema)[len(Header.of(dataset).schema()) :]
     schema = pa.schema([*header.schema(), *field_columns], metadata=header.schema().metadata)
     added: list[FragmentMetadata] = []
     for table in tables:
         added += write_fragments(
-            table.cast(schema), dataset.uri, mode="overwrite", return_transaction=False, **_STORAGE
+            table.cast(schema),
+            dataset.uri,
+            mode="overwrite",
+            return_transaction=False,
+            storage_options=folder.storage_options,
+            **_STORAGE,
         )
     return files.commit(dataset, lance.LanceOperation.Overwrite(schema, added))
 
 
-def write_rows(folder: Path, schema: pa.Schema, table: pa.Table) -> tuple[list[FragmentMetadata], Checksums]:
+def write_rows(folder: Folder, schema: pa.Schema, table: pa.Table) -> tuple[list[FragmentMetadata], Checksums]:
     """Write files that `adopt_fragments` can make part of the index. Any process may do so, without a lock.
 
     Returns the fragments, and the checksums of their files, which are on the disk.
     """
-    path = folder / ITEMS
-    fragments = write_fragments(table.cast(schema), path, mode="overwrite", return_transaction=False, **_STORAGE)
+    fragments = write_fragments(
+        table.cast(schema),
+        folder.uri(ITEMS),
+        mode="overwrite",
+        return_transaction=False,
+        storage_options=folder.storage_options,
+        **_STORAGE,
+    )
     files = [f"data/{file.path}" for fragment in fragments for file in fragment.files]
-    for file in files:
-        sync(path / file)
-    sync(path / "data")
-    return fragments, compute(path, files)
+    folder.sync(f"{ITEMS}/{file}" for file in files)
+    return fragments, compute(folder, files)
 
 
 def adopt_fragments(
-    dataset: lance.LanceDataset, schema: pa.Schema, fragments: Sequence[FragmentMetadata], checksums: Checksums
+    folder: Folder,
+    dataset: lance.LanceDataset,
+    schema: pa.Schema,
+    fragments: Sequence[FragmentMetadata],
+    checksums: Checksums,
 ) -> lance.LanceDataset:
     """Replace all rows by fragments that `write_rows` wrote, in one commit, and remove files that nobody adopted."""
-    data, adopted = Path(dataset.uri, "data"), {Path(path).name for path in checksums}
-    for name in os.listdir(data) if data.is_dir() else []:
-        if name not in adopted:
-            (data / name).unlink(missing_ok=True)  # of a process that was killed
+    for name in folder.names(f"{ITEMS}/data"):
+        if f"data/{name}" not in checksums:
+            folder.delete(f"{ITEMS}/data/{name}")  # of a process that was killed
     operation = lance.LanceOperation.Overwrite(schema, list(fragments))
-    return _Files(dataset.uri).commit(dataset, operation, dict(checksums))
+    return _Files(folder).commit(dataset, operation, dict(checksums))
 
 
-def compact(dataset: lance.LanceDataset, keep: timedelta | None) -> tuple[lance.LanceDataset, CompactReport]:
+def compact(
+    folder: Folder, dataset: lance.LanceDataset, keep: timedelta | None
+) -> tuple[lance.LanceDataset, CompactReport]:
     """Merge small files, and remove unused files and the versions older than `keep` (None: keep all)."""
     before = len(dataset.get_fragments())
-    merged = _merge(dataset, MERGED_ROWS)
+    merged = _merge(folder, dataset, MERGED_ROWS)
     changed = dataset if merged is None else merged
     removed = changed.cleanup_old_versions(
         older_than=timedelta(days=36500) if keep is None else keep,
         delete_unverified=True,
         error_if_tagged_old_versions=False,
     )
-    record_checksums(changed)
+    record_checksums(folder, changed)
     return changed, CompactReport(
         files_merged=before - len(changed.get_fragments()),
         versions_removed=removed.old_versions,
@@ -179,7 +199,7 @@ def compact(dataset: lance.LanceDataset, keep: timedelta | None) -> tuple[lance.
     )
 
 
-def merge_small(dataset: lance.LanceDataset) -> lance.LanceDataset | None:
+def merge_small(folder: Folder, dataset: lance.LanceDataset) -> lance.LanceDataset | None:
     """Merge small files if there are many of them; return None if there are few.
 
     The smallest files are merged with each other first, so a row is rewritten only a few times. Files that are large
@@ -192,13 +212,13 @@ def merge_small(dataset: lance.LanceDataset) -> lance.LanceDataset | None:
         rows = sum(one.physical_rows for one in small)
         limit = min(limit, MERGED_BYTES * rows // max(1, size))
         if sum(one.physical_rows < limit for one in small) >= MAX_SMALL_FILES:
-            return _merge(dataset, limit)
+            return _merge(folder, dataset, limit)
     return None
 
 
-def _merge(dataset: lance.LanceDataset, rows: int) -> lance.LanceDataset | None:
+def _merge(folder: Folder, dataset: lance.LanceDataset, rows: int) -> lance.LanceDataset | None:
     """Merge files of fewer than `rows` rows; return None if there is nothing to merge."""
-    files = _Files(dataset.uri)
+    files = _Files(folder)
     plan = Compaction.plan(dataset, {"target_rows_per_fragment": rows})
     if not plan.num_tasks():
         return None
@@ -211,13 +231,13 @@ def _merge(dataset: lance.LanceDataset, rows: int) -> lance.LanceDataset | None:
     return changed
 
 
-def go_back(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
+def go_back(folder: Folder, dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
     """Make an earlier version the latest one, in one commit on top of `dataset`.
 
     The header is changed with it (see `Header.restored`). Lance has no operation for both, so the changed header is
     written as a detached version, which nobody sees, and that is restored.
     """
-    files = _Files(dataset.uri)
+    files = _Files(folder)
     old = dataset.checkout_version(version)
     header = replace(Header.of(old), restored=dataset.version + 1)
     update = lance.LanceOperation.UpdateConfig(
@@ -226,17 +246,16 @@ def go_back(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
     detached = lance.LanceDataset.commit(old, update, read_version=version, detached=True)
     leftovers = files.new()
     try:
-        return files.commit(dataset, lance.LanceOperation.Restore(detached.version), data_checksums(files.folder))
+        return files.commit(dataset, lance.LanceOperation.Restore(detached.version), data_checksums(folder))
     finally:
         for leftover in leftovers:
             with suppress(OSError):
-                os.unlink(leftover)
+                folder.delete(leftover)
 
 
-def record_checksums(dataset: lance.LanceDataset) -> None:
+def record_checksums(folder: Folder, dataset: lance.LanceDataset) -> None:
     """Record the checksums of all files of a version that have none, and remove those of versions that are gone."""
-    path = Path(dataset.uri)
-    folder, present = path.parent, manifests(path)
+    present = manifests(folder)
     try:
         own = read_checksums(folder, dataset.version) or {}
     except DamagedChecksums:
@@ -244,9 +263,11 @@ def record_checksums(dataset: lance.LanceDataset) -> None:
     manifest, known = present[dataset.version], data_checksums(folder)
     files = {file: known[file] for file in version_files(dataset) if file in known}
     files |= {
-        file: own[file] for file in own if file.startswith((manifest, TRANSACTIONS, HINT)) and (path / file).exists()
+        file: own[file]
+        for file in own
+        if file.startswith((manifest, TRANSACTIONS, HINT)) and folder.has(f"{ITEMS}/{file}")
     }
-    files |= compute(path, [file for file in (*version_files(dataset), manifest, HINT) if file not in files])
+    files |= compute(folder, [file for file in (*version_files(dataset), manifest, HINT) if file not in files])
     if files != own:
         write_checksums(folder, dataset.version, files)
     remove_checksums(folder, set(recorded_versions(folder)) - set(present))
@@ -255,16 +276,15 @@ def record_checksums(dataset: lance.LanceDataset) -> None:
 class _Files:
     """The files of a dataset: flushes new ones to the disk, which Lance does not do, and records their checksums."""
 
-    def __init__(self, dataset_path: str | Path) -> None:
-        self._root = str(dataset_path)
-        self.folder = Path(dataset_path).parent
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
         self._synced = self._all()
         self._checksums: Checksums = {}
 
     def _all(self) -> set[str]:
-        folders = [self._root, *(os.path.join(self._root, name) for name in _WRITTEN_FOLDERS)]
-        existing = [folder for folder in folders if os.path.isdir(folder)]
-        return {*existing, *(os.path.join(folder, name) for folder in existing for name in os.listdir(folder))}
+        """Paths of the files and folders that a commit may write."""
+        folders = [ITEMS, *(f"{ITEMS}/{name}" for name in _WRITTEN_FOLDERS)]
+        return {f"{folder}/{name}" for folder in folders for name in self._folder.names(folder)}
 
     def new(self) -> set[str]:
         """Files and folders that are not synced yet."""
@@ -273,26 +293,27 @@ class _Files:
     def _sync(self) -> list[str]:
         """Sync new files. Returns their paths relative to the dataset."""
         new = self.new()
-        for path in [*new, *{os.path.dirname(path) for path in new}]:
-            sync(path)
+        self._folder.sync(new)
         self._synced |= new
-        return [Path(path).relative_to(self._root).as_posix() for path in new if not os.path.isdir(path)]
+        paths = [path.removeprefix(f"{ITEMS}/") for path in new]
+        return [path for path in paths if path not in _WRITTEN_FOLDERS]
 
     def before_commit(self, version: int, known: Checksums | None = None) -> None:
         """Bring data files and their checksums to the disk. known: checksums of the other files that will be used."""
         new = [path for path in self._sync() if not path.startswith((MANIFESTS, TRANSACTIONS))]
-        self._checksums = known_checksums(self.folder, version) if known is None else known
-        self._checksums |= compute(Path(self._root), new)
-        write_checksums(self.folder, version + 1, self._checksums)
+        self._checksums = known_checksums(self._folder, version) if known is None else known
+        self._checksums |= compute(self._folder, new)
+        self._folder.check_lock()
+        write_checksums(self._folder, version + 1, self._checksums)
 
     def after_commit(self, dataset: lance.LanceDataset) -> None:
         """Bring the manifest to the disk, and record its checksum."""
-        new, manifest = self._sync(), manifests(Path(self._root)).get(dataset.version)
+        new, manifest = self._sync(), manifests(self._folder).get(dataset.version)
         with suppress(OSError):  # committed; the next commit records it
             transactions = [path for path in new if path.startswith(f"{TRANSACTIONS}/{dataset.version - 1}-")]
             files = {path: self._checksums[path] for path in version_files(dataset) if path in self._checksums}
-            files |= compute(Path(self._root), [*transactions, *([manifest] if manifest else []), HINT])
-            write_checksums(self.folder, dataset.version, files)
+            files |= compute(self._folder, [*transactions, *([manifest] if manifest else []), HINT])
+            write_checksums(self._folder, dataset.version, files)
 
     def commit(
         self,
@@ -310,7 +331,7 @@ class _Files:
 
 
 @contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
+def writing_to(folder: Folder) -> Iterator[None]:
     """Turn an error of the disk or of Lance into a BadIndex that gives the reason."""
     try:
         with lance_errors(lambda reason: _Damaged(reason)):

@@ -1,7 +1,6 @@
 """An index as HTML for notebooks."""
 
 from itertools import groupby
-from pathlib import Path
 
 from genius.data.items import Item, Modality
 from genius.errors import BadItem
@@ -13,7 +12,7 @@ _SAMPLE = 6  # items shown
 _NOUNS = {Modality.IMAGE: "image", Modality.TEXT: "text", Modality.IMAGE_TEXT: "pair"}
 
 
-def index_html(path: Path, snapshot: Snapshot) -> str:
+def index_html(snapshot: Snapshot) -> str:
     """Render the facts about an index and its first items."""
     header = snapshot.header
     counts = {modality: len(snapshot.row_ids(f"modality = '{modality.label}'")) for modality in Modality}
@@ -28,7 +27,7 @@ def index_html(path: Path, snapshot: Snapshot) -> str:
         "can be filtered by": ", ".join(f"{name} ({type})" for name, type in snapshot.fields.items()) or "none",
     }
     cards = [Card(item, _modality(item)) for item in snapshot.items(limit=_SAMPLE)]
-    return render_cards(cards, f"{path.name}: {counted(len(snapshot), 'item')}", facts)
+    return render_cards(cards, f"{snapshot.folder.name}: {counted(len(snapshot), 'item')}", facts)
 
 
 def _modality(item: Item) -> Modality | None:

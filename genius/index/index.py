@@ -5,7 +5,7 @@ Codes and embeddings are read into memory and searched there. This module is the
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self, Unpack, overload
@@ -20,6 +20,7 @@ from genius.index.browse import code_page, coded_items
 from genius.index.commits import CompactReport
 from genius.index.display import index_html
 from genius.index.export import ExportReport, export
+from genius.index.folder import Folder, open_folder
 from genius.index.info import IndexInfo, index_info
 from genius.index.ingest import add_items
 from genius.index.query import answer_queries, read_hits, search_vectors
@@ -60,20 +61,29 @@ class Index:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], model: Genius, embeddings: bool = True, store_images: bool = False
+        cls,
+        path: str | os.PathLike[str],
+        model: Genius,
+        embeddings: bool = True,
+        store_images: bool = False,
+        *,
+        storage_options: Mapping[str, str] | None = None,
     ) -> Self:
         """Create an empty index.
 
         Args:
-            path: A folder that is empty or does not exist.
+            path: A folder that is empty or does not exist, or the URL of one in an object store, such as
+                s3://bucket/photos.genius, gs://... or az://...
             model: The model that encodes items and queries.
             embeddings: Keep each item's vector (2 bytes per dimension) for re-ranking. Without, codes re-rank.
             store_images: Keep a copy of each image file. Images given as bytes or PIL images are always kept.
+            storage_options: Options of Lance for the object store, such as {"aws_region": "eu-west-1"}. By default,
+                environment variables such as AWS_ACCESS_KEY_ID are used.
 
         Raises:
             BadIndex: The folder is not empty or cannot be created.
         """
-        return cls(Session.create(Path(path), model, embeddings, store_images))
+        return cls(Session.create(open_folder(path, storage_options), model, embeddings, store_images))
 
     @classmethod
     def open(
@@ -84,27 +94,46 @@ class Index:
         version: int | None = None,
         refresh: float | None = None,
         wait: float = 10.0,
+        storage_options: Mapping[str, str] | None = None,
+        shared: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Open an index.
 
         Args:
-            path: The folder.
+            path: The folder, or its URL in an object store.
             model: The model that made the index. By default it is loaded when first needed, from the source that the
                 index names.
             version: Open an older version (see `versions`), which cannot be written to.
             refresh: Seconds between looks for what other processes wrote, in a thread of its own. 0 looks before
                 every read. By default only `refresh()` and writes look.
             wait: Seconds that a write waits while another process is writing.
+            storage_options: Options of Lance for the object store, see `create`.
+            shared: A private folder of this machine, through which processes that open the same version share codes
+                and embeddings in memory. Delete it when they have ended.
 
         Raises:
             BadIndex: There is no such index or version, or another model made it.
         """
-        return cls(Session.open(Path(path), model, version, refresh, wait))
+        return cls(
+            Session.open(
+                open_folder(path, storage_options),
+                model,
+                version,
+                refresh,
+                wait,
+                None if shared is None else Path(shared),
+            )
+        )
 
     @property
-    def path(self) -> Path:
-        """Folder of the index."""
-        return self._session.path
+    def path(self) -> Path | str:
+        """Folder of the index; its URL, as a string, in an object store."""
+        return self._session.folder.path
+
+    @property
+    def folder(self) -> Folder:
+        """Files of the index."""
+        return self._session.folder
 
     @property
     def header(self) -> Header:
@@ -139,7 +168,7 @@ class Index:
         return f"Index({str(self.path)!r}, {counted(len(self), 'item')}, model {self.header.model!r})"
 
     def _repr_html_(self) -> str:
-        return self._session.read(lambda snapshot: index_html(self.path, snapshot))
+        return self._session.read(index_html)
 
     # Search
 
@@ -428,25 +457,32 @@ class Index:
         return self._session.versions()
 
     @staticmethod
-    def restore(path: str | os.PathLike[str], version: int | None = None, *, wait: float = 10.0) -> RestoreReport:
+    def restore(
+        path: str | os.PathLike[str],
+        version: int | None = None,
+        *,
+        wait: float = 10.0,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> RestoreReport:
         """Go back to an earlier version, also if the newest one is damaged. It becomes the newest one again.
 
         Damaged files, and the manifests of versions that need them, go to the folder `quarantine` of the index. Nothing
         is deleted.
 
         Args:
-            path: The folder.
+            path: The folder, or its URL in an object store.
             version: The version to go back to. By default the newest one whose files are all as they were written.
             wait: Seconds to wait while another process is writing.
+            storage_options: Options of Lance for the object store, see `create`.
 
         Raises:
             BadIndex: There is no such version, or no version is whole.
         """
-        return Session.restore(Path(path), version, wait)
+        return Session.restore(open_folder(path, storage_options), version, wait)
 
     def info(self) -> IndexInfo:
         """What the index holds and which model made it. Does not load the model."""
-        return self._session.read(lambda snapshot: index_info(self.path, snapshot))
+        return self._session.read(index_info)
 
     def verify(self, sample: int = 100, deep: bool = False, progress: bool = False) -> list[IndexProblem]:
         """Find everything that is wrong with the index.
@@ -462,17 +498,20 @@ class Index:
         return list(find_problems(self._session.snapshot, sample, deep, progress))
 
     @staticmethod
-    def verify_files(path: str | os.PathLike[str]) -> list[IndexProblem]:
+    def verify_files(
+        path: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+    ) -> list[IndexProblem]:
         """Compare all files of an index with their checksums, also if it is too damaged to be opened.
 
         `verify` does so too. The checksums were recorded when the files were written; files of earlier releases have
         none until `compact` records them.
         """
-        return list(file_problems(Path(path), check_files(Path(path))))
+        folder = open_folder(path, storage_options)
+        return list(file_problems(folder, check_files(folder)))
 
     def files_without_checksum(self) -> list[str]:
         """Files of this version that have no checksum. An earlier release wrote them; `compact` records checksums."""
-        return unrecorded_files(self._session.snapshot.dataset)
+        return unrecorded_files(self._session.folder, self._session.snapshot.dataset)
 
     def drop_damaged(self) -> int:
         """Remove the items whose files are damaged, and return how many there were.

@@ -342,7 +342,7 @@ def write(
     with session.writing() as snapshot:
         if not snapshot.header.accepts_rows_of(header):
             raise BadIndex(
-                f"Another process encoded {session.path} again in the meantime. Earlier commits are safe; repeat "
+                f"Another process encoded {session.folder} again in the meantime. Earlier commits are safe; repeat "
                 "the command."
             )
         stored = rows.stored if snapshot.version == rows.version else snapshot.find(table["id"])

@@ -25,12 +25,12 @@ def recode(session: Session, model: Genius, embeddings: bool = True, progress: b
         check_embeddings(snapshot)
         if model.dim != snapshot.header.dim:
             raise BadIndex(
-                f"{session.path} holds embeddings of {snapshot.header.dim} dimensions; the model has {model.dim}. Only "
-                "a model with the same encoder can use them."
+                f"{session.folder} holds embeddings of {snapshot.header.dim} dimensions; the model has {model.dim}. "
+                "Only a model with the same encoder can use them."
             )
         header = replace(
             snapshot.header,
-            model=source_of(model, session.path),
+            model=source_of(model, session.folder),
             fingerprint=model.fingerprint,
             sizes=tuple(model.sizes),
             embeddings=embeddings,

@@ -38,7 +38,7 @@ def reindex(session: Session, model: Genius | None, progress: bool = False) -> A
         model = model or snapshot.model
         header = replace(
             snapshot.header,
-            model=source_of(model, session.path) if other else snapshot.header.model,
+            model=source_of(model, session.folder) if other else snapshot.header.model,
             fingerprint=model.fingerprint,
             sizes=tuple(model.sizes),
             dim=model.dim,
@@ -57,7 +57,7 @@ def _check_content(session: Session, snapshot: Snapshot) -> None:
     without_content = snapshot.dataset.count_rows(filter="hash IS NULL")
     if without_content:
         raise BadIndex(
-            f"{session.path} has {counted(without_content, 'item')} added as vectors, without content that another "
+            f"{session.folder} has {counted(without_content, 'item')} added as vectors, without content that another "
             "model could encode. Delete these first, or keep the model; nothing was changed."
         )
     missing = []
@@ -66,7 +66,7 @@ def _check_content(session: Session, snapshot: Snapshot) -> None:
         missing += [id for id, path in pairs if path is not None and not image_exists(path)]
     if missing:
         raise BadIndex(
-            f"{session.path} has {counted(len(missing), 'item')} whose image is missing, such as {missing[0]!r}. Put "
+            f"{session.folder} has {counted(len(missing), 'item')} whose image is missing, such as {missing[0]!r}. Put "
             "the images back, or delete the items (`genius index verify` lists them); nothing was changed."
         )
 

@@ -5,14 +5,13 @@ not whole, since Lance reads all manifests when it looks for unused files. If th
 restored again.
 """
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from genius.errors import BadIndex
-from genius.index.checksums import checksums_file, manifests, sync
+from genius.index.checksums import checksums_file, manifests
 from genius.index.commits import go_back, record_checksums
+from genius.index.folder import Folder
 from genius.index.storage import ITEMS
 from genius.index.versions import FolderState, VersionState, check_files, open_dataset
 
@@ -38,33 +37,33 @@ class RestoreReport:
     damaged: list[str] = field(default_factory=list)
 
 
-def restore(folder: Path, version: int | None) -> RestoreReport:
+def restore(folder: Folder, version: int | None) -> RestoreReport:
     """Go back to a version, by default to the newest that is whole. The caller holds the write lock."""
     state = check_files(folder)
     target = _choose(folder, state, version)
     unreadable = [one for one in state.versions if not one.readable]
-    gone = max([*manifests(folder / QUARANTINE), *(one.number for one in unreadable)], default=0)
+    gone = max([*manifests(folder, QUARANTINE), *(one.number for one in unreadable)], default=0)
     moved = [*_set_aside_versions(folder, unreadable), *_set_aside(folder, state.spare)]
     dataset = open_dataset(folder)
     if dataset.version != target.number:
-        dataset = go_back(dataset, target.number)
+        dataset = go_back(folder, dataset, target.number)
     while dataset.version <= gone:  # a number that readers may know as another version
-        dataset = go_back(dataset, target.number)
+        dataset = go_back(folder, dataset, target.number)
     moved += _set_aside_versions(
         folder, [one for one in state.versions if one.readable and one.damaged and one.number < dataset.version]
     )
-    record_checksums(dataset)
-    damaged = [str(folder / ITEMS / path) for path in target.damaged]
+    record_checksums(folder, dataset)
+    damaged = [folder.uri(f"{ITEMS}/{path}") for path in target.damaged]
     return RestoreReport(target.number, dataset.version, dataset.count_rows(), moved, damaged)
 
 
-def set_aside_damaged(folder: Path) -> list[str]:
+def set_aside_damaged(folder: Folder) -> list[str]:
     """Set aside all damaged versions but the newest. Returns the names of the files that were moved."""
     older = check_files(folder).versions[:-1]
     return _set_aside_versions(folder, [version for version in older if version.damaged])
 
 
-def _choose(folder: Path, state: FolderState, version: int | None) -> VersionState:
+def _choose(folder: Folder, state: FolderState, version: int | None) -> VersionState:
     whole = state.newest_whole
     if version is None:
         if whole is not None:
@@ -86,27 +85,23 @@ def _choose(folder: Path, state: FolderState, version: int | None) -> VersionSta
     raise BadIndex(f"Version {version} of {folder} cannot be restored: its manifest is damaged.{newest}")
 
 
-def _set_aside_versions(folder: Path, versions: list[VersionState]) -> list[str]:
+def _set_aside_versions(folder: Folder, versions: list[VersionState]) -> list[str]:
     """Move manifests, then their checksums: without these, a damaged manifest might pass as whole after a kill."""
-    checksums = [checksums_file(folder, one.number).relative_to(folder).as_posix() for one in versions]
+    checksums = [checksums_file(one.number) for one in versions]
     return _set_aside(folder, [*(f"{ITEMS}/{one.manifest}" for one in versions), *checksums])
 
 
-def _set_aside(folder: Path, files: Iterable[str]) -> list[str]:
+def _set_aside(folder: Folder, files: Iterable[str]) -> list[str]:
     """Move files to the quarantine. Returns their paths, relative to the folder of the index."""
     moved = []
     for file in files:
-        source = folder / file
-        if not source.exists():
+        if not folder.has(file):
             continue
-        target = folder / QUARANTINE / file.removeprefix(f"{ITEMS}/")
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target = name = f"{QUARANTINE}/{file.removeprefix(f'{ITEMS}/')}"
         number = 0
-        while target.exists():
+        while folder.has(target):
             number += 1
-            target = target.with_name(f"{source.name}.{number}")
-        os.replace(source, target)
-        for changed in (folder, folder / QUARANTINE, target.parent, source.parent):
-            sync(changed)
+            target = f"{name}.{number}"
+        folder.move(file, target)
         moved.append(file)
     return moved

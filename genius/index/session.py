@@ -5,12 +5,11 @@ Holds the snapshot that is read, looks for newer versions, and lets writers in o
 
 import json
 import logging
-import shutil
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any, TypeVar, cast
 import lance
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock, Timeout
 from lance.fragment import FragmentMetadata
 
 from genius.errors import BadIndex, GeniusError
@@ -36,7 +34,8 @@ from genius.index.commits import (
     replace_all,
     writing_to,
 )
-from genius.index.lance_errors import Unreadable, lance_errors, lance_reason, reading
+from genius.index.folder import LOCK, Folder
+from genius.index.lance_errors import Unreadable, lance_errors, lance_reason, reading, store_errors
 from genius.index.models import MODELS, remove_unused_models, source_of
 from genius.index.restore import RestoreReport, restore, set_aside_damaged
 from genius.index.snapshot import Snapshot, check_model
@@ -44,9 +43,9 @@ from genius.index.storage import ITEMS, Header, field_columns, metadata_fields
 from genius.index.versions import check_folder, check_manifest, open_dataset
 from genius.model.genius import Genius
 
-LOCK = "write.lock"
 UNFINISHED = "unfinished.json"
 """In an index whose creation was interrupted, see `genius.index.creation`."""
+_CREATION_WAIT = 60.0  # seconds that a creation waits for another one
 RETRIES = 5  # when another process removes files while they are read
 _REMAINS = (ITEMS, CHECKSUMS, LOCK, UNFINISHED, MODELS)  # of an interrupted creation
 _NONE = np.zeros(0, np.int64)
@@ -66,61 +65,67 @@ class Session:
     """An open index folder. A pinned session stays at its version and cannot write. See `Index.open`."""
 
     def __init__(
-        self, path: Path, snapshot: Snapshot, pinned: bool = False, refresh: float | None = None, wait: float = 10.0
+        self, folder: Folder, snapshot: Snapshot, pinned: bool = False, refresh: float | None = None, wait: float = 10.0
     ) -> None:
-        self.path = path
+        self.folder = folder
         self._snapshot = snapshot
         self._pinned = pinned
         self._always = refresh == 0
         self._wait = wait
         self._changing = threading.RLock()  # guards the snapshot between threads
-        self._lock = FileLock(path / LOCK, timeout=wait)  # lets in one writer among all processes and threads
         if refresh and not pinned:
             threading.Thread(target=_keep_fresh, args=(weakref.ref(self), refresh), daemon=True).start()
 
     @classmethod
-    def create(cls, path: Path, model: Genius, embeddings: bool, store_images: bool) -> "Session":
+    def create(cls, folder: Folder, model: Genius, embeddings: bool, store_images: bool) -> "Session":
         """Create an empty index in a folder that is empty or does not exist."""
-        check_free(path)
+        check_free(folder)
         if max(model.sizes) > 1 << 16:
             raise BadIndex(
                 f"The model has levels of {max(model.sizes)} codes; an index holds at most {1 << 16} per level."
             )
         header = Header(
-            source_of(model, path), model.fingerprint, tuple(model.sizes), model.dim, embeddings, store_images
+            source_of(model, folder), model.fingerprint, tuple(model.sizes), model.dim, embeddings, store_images
         )
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            with FileLock(path / LOCK):
-                check_free(path)  # another process may have been faster
-                _clear(path)
+            folder.make()
+            with folder.locked(_CREATION_WAIT):
+                check_free(folder)  # another process may have been faster
+                _clear(folder)
                 try:
-                    dataset = create_dataset(path, header)
+                    with store_errors():
+                        dataset = create_dataset(folder, header)
                 except OSError:
-                    _clear(path)
+                    _clear(folder)
                     raise
         except OSError as error:
             raise BadIndex(
-                f"{path} cannot be created ({lance_reason(error)}). Check the path and its permissions."
+                f"{folder} cannot be created ({lance_reason(error)}). Check the path and its permissions."
             ) from error
-        return cls(path, Snapshot(dataset, model))
+        return cls(folder, Snapshot(folder, dataset, model))
 
     @classmethod
     def open(
-        cls, path: Path, model: Genius | None, version: int | None, refresh: float | None, wait: float
+        cls,
+        folder: Folder,
+        model: Genius | None,
+        version: int | None,
+        refresh: float | None,
+        wait: float,
+        shared: Path | None = None,
     ) -> "Session":
         """Open an index at its latest version, or pinned to an older one."""
-        snapshot = Snapshot(open_dataset(path, version), model)
+        snapshot = Snapshot(folder, open_dataset(folder, version), model, shared)
         if model is not None:
-            check_model(path, snapshot.header, model)
-        return cls(path, snapshot, version is not None, refresh, wait)
+            check_model(folder, snapshot.header, model)
+        return cls(folder, snapshot, version is not None, refresh, wait)
 
     @staticmethod
-    def restore(path: Path, version: int | None, wait: float) -> RestoreReport:
+    def restore(folder: Folder, version: int | None, wait: float) -> RestoreReport:
         """Go back to an earlier version. See `Index.restore`."""
-        check_folder(path)
-        with _write_lock(FileLock(path / LOCK, timeout=wait), path, wait), writing_to(path):
-            return restore(path, version)
+        check_folder(folder)
+        with _write_lock(folder, wait), writing_to(folder):
+            return restore(folder, version)
 
     # Reading
 
@@ -139,10 +144,10 @@ class Session:
             before = self._snapshot
             for left in reversed(range(RETRIES)):
                 try:
-                    with lance_errors(lambda reason: Unreadable(self.path, None, reason)):
+                    with lance_errors(lambda reason: Unreadable(self.folder, None, reason)):
                         latest = before.dataset.latest_version
                         if latest != before.version:
-                            check_manifest(self.path, latest)
+                            check_manifest(self.folder, latest)
                             self._snapshot = before.after(before.dataset.checkout_version(latest))
                     return self._snapshot is not before
                 except Unreadable:  # it may have been removed while it was read
@@ -168,8 +173,8 @@ class Session:
             with reading(dataset):
                 found = cast(list[dict[str, Any]], dataset.versions())
         except Unreadable:
-            for number in manifests(self.path / ITEMS):
-                check_manifest(self.path, number)  # names the damaged one
+            for number in manifests(self.folder):
+                check_manifest(self.folder, number)  # names the damaged one
             raise
         return [
             Version(one["version"], one["timestamp"].astimezone(), int(one["metadata"]["total_rows"])) for one in found
@@ -181,7 +186,7 @@ class Session:
         """Return the latest version. Raises BadIndex if the session is pinned."""
         if self._pinned:
             raise BadIndex(
-                f"{self.path} was opened at version {self._snapshot.version}, which does not change. Open the index "
+                f"{self.folder} was opened at version {self._snapshot.version}, which does not change. Open the index "
                 "without a version to write to it."
             )
         self.refresh()
@@ -191,7 +196,7 @@ class Session:
     def writing(self) -> Iterator[Snapshot]:
         """Hold the write lock. Gives the latest version, which no other process or thread can change meanwhile."""
         self.prepare_writing()
-        with _write_lock(self._lock, self.path, self._wait):
+        with _write_lock(self.folder, self._wait):
             self.refresh()
             yield self._snapshot
 
@@ -199,14 +204,32 @@ class Session:
         self, gone: np.ndarray, table: pa.Table | None = None, metadata: Sequence[dict[str, Any]] | None = None
     ) -> None:
         """Delete the rows with the row ids `gone` and append others in one commit. Call it inside `writing`."""
-        with writing_to(self.path):
+        with writing_to(self.folder):
             if table is not None:
                 table = self._with_fields(table, [{}] * len(table) if metadata is None else metadata)
-            self._move_to(change(self._snapshot.dataset, gone, table), gone)
+            before = self._snapshot.version
+            dataset = change(self.folder, self._snapshot.dataset, gone, table)
+            if dataset.version == before + 1:
+                self._move_to(dataset, gone)
+            else:  # Lance put the change behind one of another writer: the lease was lost since it was checked
+                self._move_to(dataset)
+                if table is not None:
+                    self._remove_doubled(table["id"])
         with suppress(OSError):  # the change itself is committed; a later one can merge files
-            merged = merge_small(self._snapshot.dataset)
+            merged = merge_small(self.folder, self._snapshot.dataset)
             if merged is not None:
                 self._move_to(merged, _NONE)
+
+    def _remove_doubled(self, ids: pa.ChunkedArray) -> None:
+        """Of items that another writer has added at the same time, keep its rows."""
+        found = self._snapshot.find(ids)
+        later = np.array(sorted(row for rows in found.values() for row in sorted(rows)[1:]), np.int64)
+        if len(later):
+            self._move_to(change(self.folder, self._snapshot.dataset, later, None))
+            raise BadIndex(
+                f"Another process wrote to {self.folder} at the same time, and its items with these ids were kept: "
+                f"{', '.join(id for id, rows in found.items() if len(rows) > 1)[:200]}. Repeat the command."
+            )
 
     def _with_fields(self, table: pa.Table, metadata: Sequence[dict[str, Any]]) -> pa.Table:
         """Append the columns of the metadata fields; the dataset gets the new ones."""
@@ -215,7 +238,7 @@ class Session:
         columns = field_columns(metadata, known, table.schema.names)
         new = [pa.field(name, column.type) for name, column in columns.items() if name not in known]
         if new:
-            self._move_to(add_fields(dataset, new), _NONE)
+            self._move_to(add_fields(self.folder, dataset, new), _NONE)
         for name, column in columns.items():
             table = table.append_column(name, column)
         return table
@@ -228,80 +251,72 @@ class Session:
 
     def replace_all(self, header: Header, model: Genius, tables: Iterable[pa.Table]) -> None:
         """Replace header and rows in one commit. Call it inside `writing`."""
-        with writing_to(self.path):
-            dataset = replace_all(self._snapshot.dataset, header, tables)
+        with writing_to(self.folder):
+            dataset = replace_all(self.folder, self._snapshot.dataset, header, tables)
         with self._changing:
-            self._snapshot = Snapshot(dataset, model)
+            self._snapshot = Snapshot(self.folder, dataset, model, self._snapshot.shared)
 
     def adopt(self, schema: pa.Schema, fragments: Sequence[FragmentMetadata], checksums: Checksums) -> None:
         """Make fragments that other processes wrote the rows of an empty index. Call it inside `writing`."""
-        with writing_to(self.path):
-            self._move_to(adopt_fragments(self._snapshot.dataset, schema, fragments, checksums))
+        with writing_to(self.folder):
+            self._move_to(adopt_fragments(self.folder, self._snapshot.dataset, schema, fragments, checksums))
 
     def drop_fragments(self, numbers: Sequence[int]) -> int:
         """Remove fragments, readable or not, and set aside versions that need them. Returns the number of items."""
-        with self.writing() as snapshot, writing_to(self.path):
-            self._move_to(drop_fragments(snapshot.dataset, numbers))
-            set_aside_damaged(self.path)
+        with self.writing() as snapshot, writing_to(self.folder):
+            self._move_to(drop_fragments(self.folder, snapshot.dataset, numbers))
+            set_aside_damaged(self.folder)
             return len(snapshot) - len(self._snapshot)
 
     def compact(self, keep: timedelta | None) -> CompactReport:
         """Merge small files and remove versions older than `keep`; None keeps all."""
-        with self.writing() as snapshot, writing_to(self.path):
-            dataset, report = compact(snapshot.dataset, keep)
+        with self.writing() as snapshot, writing_to(self.folder):
+            dataset, report = compact(self.folder, snapshot.dataset, keep)
             self._move_to(dataset)
-            remove_unused_models(dataset)
+            remove_unused_models(self.folder, dataset)
         return report
 
 
-def is_index(folder: Path) -> bool:
+def is_index(folder: Folder) -> bool:
     """Whether a folder holds an index, of any state."""
-    return bool(manifests(folder / ITEMS))
+    return bool(manifests(folder))
 
 
 @contextmanager
-def _write_lock(lock: FileLock, path: Path, wait: float) -> Iterator[None]:
+def _write_lock(folder: Folder, wait: float) -> Iterator[None]:
     """Hold the lock that lets in one writer."""
-    with writing_to(path):
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise BadIndex(
-                f"Another process is writing to {path}, and did not end in {wait:g} seconds. Try again when it has "
-                "finished, or open the index with a longer `wait`."
-            ) from error
-    try:
+    with ExitStack() as stack:
+        with writing_to(folder):
+            stack.enter_context(folder.locked(wait))
         yield
-    finally:
-        lock.release()
 
 
-def _clear(folder: Path) -> None:
+def _clear(folder: Folder) -> None:
     """Remove the remains of an interrupted creation."""
     for name in (ITEMS, CHECKSUMS):
-        shutil.rmtree(folder / name, ignore_errors=True)
+        folder.delete_folder(name)
 
 
-def unfinished_sources(folder: Path) -> list[str] | None:
+def unfinished_sources(folder: Folder) -> list[str] | None:
     """Read the sources of a creation that has not been completed; None if there is no such creation."""
     sources = _unfinished(folder).get("sources")
     return [str(source) for source in sources] if isinstance(sources, list) else None
 
 
-def unfinished_engine(folder: Path) -> str:
+def unfinished_engine(folder: Folder) -> str:
     """The engine of a creation that has not been completed."""
     return str(_unfinished(folder).get("engine", "local"))
 
 
-def _unfinished(folder: Path) -> dict[str, Any]:
+def _unfinished(folder: Folder) -> dict[str, Any]:
     try:
-        found = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
+        found = json.loads(folder.read(UNFINISHED))
     except (OSError, ValueError):  # interrupted before it was written
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def check_free(folder: Path) -> None:
+def check_free(folder: Folder) -> None:
     """Refuse a folder that holds anything but the remains of an interrupted creation."""
     if not folder.exists():
         return
@@ -309,7 +324,11 @@ def check_free(folder: Path) -> None:
         raise BadIndex(
             f"{folder} exists already: it is an index. Open it with Index.open to add to it, or choose another folder."
         )
-    if not folder.is_dir() or any(entry.name not in _REMAINS for entry in folder.iterdir()):
+    try:
+        empty = set(_REMAINS).issuperset(folder.names())
+    except NotADirectoryError:
+        empty = False
+    if not empty:
         raise BadIndex(f"{folder} exists already and is not empty. Choose another folder.")
 
 

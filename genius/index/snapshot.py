@@ -18,8 +18,10 @@ import pyarrow as pa
 from genius.data.items import Item
 from genius.errors import BadIndex, GeniusError
 from genius.index.filters import check_filter, filter_error, named_columns
+from genius.index.folder import Folder
 from genius.index.item_ids import ItemIds, to_strings
 from genius.index.lance_errors import Unreadable, lance_reason, reading
+from genius.index.mapped import mapped_arrays
 from genius.index.models import model_path
 from genius.index.storage import (
     FILTER_COLUMNS,
@@ -38,7 +40,7 @@ from genius.index.storage import (
 from genius.index.versions import check_fragments
 from genius.model.genius import Genius
 from genius.search.options import parse_pattern
-from genius.search.searcher import AppendBuffer, Searcher
+from genius.search.searcher import GROWING, AppendBuffer, Searcher
 
 FILTERS = 8  # filters whose searchers are kept
 READ = 65_536  # rows read at once
@@ -60,9 +62,16 @@ class _Loaded(NamedTuple):
 
 
 class Snapshot:
-    """One version of an index. Without a model, the one that made the items is loaded when it is first needed."""
+    """One version of an index. Without a model, the one that made the items is loaded when it is first needed.
 
-    def __init__(self, dataset: lance.LanceDataset, model: Genius | None) -> None:
+    shared: Folder through which processes share codes and embeddings, see `mapped`.
+    """
+
+    def __init__(
+        self, folder: Folder, dataset: lance.LanceDataset, model: Genius | None, shared: Path | None = None
+    ) -> None:
+        self.shared = shared
+        self.folder = folder
         self.dataset = dataset
         self.header = Header.of(dataset)
         self._model = model
@@ -76,11 +85,6 @@ class Snapshot:
     def __len__(self) -> int:
         with reading(self.dataset):
             return self.dataset.count_rows()
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the index."""
-        return Path(self.dataset.uri).parent
 
     @property
     def version(self) -> int:
@@ -111,7 +115,7 @@ class Snapshot:
         """Turn errors and panics of Lance into Unreadable. Checks first what would make Lance end the process."""
         with reading(self.dataset):
             if self._checked is None:
-                self._checked = check_fragments(self.dataset, self._known)
+                self._checked = check_fragments(self.folder, self.dataset, self._known)
             yield
 
     # From one version to the next
@@ -121,11 +125,11 @@ class Snapshot:
         header = Header.of(dataset)
         if header != self.header:  # all items were re-encoded
             same = header.fingerprint == self.header.fingerprint
-            later = Snapshot(dataset, self._model if same else None)
+            later = Snapshot(self.folder, dataset, self._model if same else None, self.shared)
             if self._model is not None:
                 _ = later.model  # fail now, while the old version can still be searched
             return later
-        later = Snapshot(dataset, self._model)
+        later = Snapshot(self.folder, dataset, self._model, self.shared)
         with self._lock:
             loaded, item_ids = self._loaded, self._item_ids
             later._known = self._known if self._checked is None else self._checked
@@ -151,8 +155,21 @@ class Snapshot:
                 if self._loaded is None:
                     model = self.model
                     with self.reading():
-                        self._loaded = _load(self.dataset, self.header, model)
+                        self._loaded = self._load(model)
         return self._loaded
+
+    def _load(self, model: Genius) -> _Loaded:
+        if self.shared is None:
+            return _load(self.dataset, self.header, model)
+
+        def arrays() -> dict[str, np.ndarray]:
+            loaded = _load(self.dataset, self.header, model)
+            return loaded.searcher.arrays() | {"row_ids": loaded.row_ids[:, None]}
+
+        growing = (*GROWING, "row_ids")
+        found = mapped_arrays(self.shared, self.dataset.uri, self.version, growing, arrays)
+        rows = len(found["order"])
+        return _Loaded(Searcher.of_arrays(model, found, rows), AppendBuffer(found["row_ids"], rows))
 
     def searcher(
         self, where: str | None = None, ids: Collection[str] | None = None, branch: str | None = None
@@ -311,12 +328,12 @@ def scan(snapshot: Snapshot, columns: Sequence[str], size: int) -> Iterator[pa.R
         yield batch
 
 
-def check_model(path: Path, header: Header, model: Genius) -> None:
+def check_model(folder: Folder, header: Header, model: Genius) -> None:
     """Raise BadIndex unless the model made the index."""
     if model.fingerprint != header.fingerprint:
         theirs, ours = header.model or "an unsaved model", model.source or "an unsaved model"
         raise BadIndex(
-            f"{path} was made with {theirs} (fingerprint {header.fingerprint}), which is not {ours} "
+            f"{folder} was made with {theirs} (fingerprint {header.fingerprint}), which is not {ours} "
             f"(fingerprint {model.fingerprint}). Open it with the model it was made with, or encode it again with "
             "`genius index reindex`."
         )

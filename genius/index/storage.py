@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import lance
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 
 from genius.data.items import Item, Modality
 from genius.errors import BadIndex
-from genius.index.lance_errors import Unreadable, reading
+from genius.index.lance_errors import Unreadable, folder_name, reading
 
 FORMAT = 3
 ITEMS = "items.lance"
@@ -100,24 +99,24 @@ class Header:
     @classmethod
     def of(cls, dataset: lance.LanceDataset) -> "Header":
         """Read the header of a dataset, and check that the columns match it."""
-        path = Path(dataset.uri)
+        folder = folder_name(dataset)
         with reading(dataset):
             schema = dataset.schema
         text = (schema.metadata or {}).get(_HEADER_KEY.encode())
         if text is None:
-            raise BadIndex(f"{path} is not the dataset of an index. Create one with `genius index create`.")
+            raise BadIndex(f"{dataset.uri} is not the dataset of an index. Create one with `genius index create`.")
         try:
             values = json.loads(text)
             if values["format"] != FORMAT:
-                raise other_format(path.parent, values["format"])
+                raise other_format(folder, values["format"])
             values["sizes"] = (*values["sizes"],)
             values = {"restored": 0} | values  # headers of earlier releases have no such field
             header = cls(**{field.name: values[field.name] for field in fields(cls)})
         except (ValueError, KeyError, TypeError) as error:
-            raise Unreadable(path.parent, dataset.version, f"its header is damaged: {error!r}") from error
+            raise Unreadable(folder, dataset.version, f"its header is damaged: {error!r}") from error
         wrong = header._wrong_column(list(schema))
         if wrong is not None:
-            raise Unreadable(path.parent, dataset.version, f"its columns do not match its header: {wrong}")
+            raise Unreadable(folder, dataset.version, f"its columns do not match its header: {wrong}")
         return header
 
     def _wrong_column(self, columns: list[pa.Field]) -> str | None:
@@ -143,7 +142,7 @@ def vector_columns(header: Header) -> list[str]:
     return [*code_columns(header), "embedding"] if header.embeddings else code_columns(header)
 
 
-def other_format(folder: Path, version: object) -> BadIndex:
+def other_format(folder: object, version: object) -> BadIndex:
     """The error for an index of a format that this release cannot read."""
     return BadIndex(
         f"{folder} has index format {version}; this release reads format {FORMAT}. Build the index again with "

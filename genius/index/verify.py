@@ -27,6 +27,7 @@ from genius.data.items import Item, Modality
 from genius.encoders.base import Prepared, Vectors
 from genius.errors import GeniusError
 from genius.index.checksums import fragment_files
+from genius.index.folder import Folder
 from genius.index.lance_errors import lance_errors
 from genius.index.snapshot import Snapshot
 from genius.index.storage import ITEMS, content_hash, to_codes, to_matrix, vector_columns
@@ -77,7 +78,7 @@ def find_problems(
         for fragment in snapshot.dataset.get_fragments():
             try:
                 verifier.check_files(fragment, damaged)
-                for batch in _read(snapshot.dataset, fragment):
+                for batch in _read(snapshot.folder, fragment):
                     yield from verifier.check_rows(batch)
                     content = pa.Table.from_batches([batch.filter(batch["hash"].is_valid())])
                     if deep:
@@ -99,12 +100,12 @@ def damaged_fragments(snapshot: Snapshot) -> list[int]:
 
     A fragment with unreadable codes or embeddings is not among them: `Index.reindex` computes these again.
     """
-    verifier, damaged = _Verifier(snapshot), damaged_files(snapshot.dataset)
+    verifier, damaged = _Verifier(snapshot), damaged_files(snapshot.folder, snapshot.dataset)
     fragments = snapshot.dataset.get_fragments()
     return [one.fragment_id for one in fragments if verifier.has_lost_content(one, damaged)]
 
 
-def file_problems(folder: Path, state: FolderState, current: int | None = None) -> Iterator[IndexProblem]:
+def file_problems(folder: Folder, state: FolderState, current: int | None = None) -> Iterator[IndexProblem]:
     """Describe damaged files. current: a version whose data and deletion files are left out, if it can be read."""
     needed: dict[str, list[VersionState]] = {}
     for version in state.versions:
@@ -120,7 +121,8 @@ def file_problems(folder: Path, state: FolderState, current: int | None = None) 
             continue  # `compact` removes files first, then the versions; it may have been interrupted
         numbers = [version.number for version in versions]
         which = f"version {numbers[0]}" if len(numbers) == 1 else f"versions {numbers[0]} to {numbers[-1]}"
-        message = f"{folder / ITEMS / path} {versions[0].damaged[path]}; {which} cannot be read without it."
+        file = folder.uri(f"{ITEMS}/{path}")
+        message = f"{file} {versions[0].damaged[path]}; {which} cannot be read without it."
         if newest not in versions:
             message += " The newest version does not need it."
         elif whole is not None:
@@ -129,7 +131,7 @@ def file_problems(folder: Path, state: FolderState, current: int | None = None) 
             message += " No version is whole."
         yield IndexProblem("version", None, message, repair if whole else f"{repair} --version N")
     for path, reason in state.spare.items():
-        yield IndexProblem("file", None, f"{folder / path} {reason}; all items can be read without it.", repair)
+        yield IndexProblem("file", None, f"{folder.uri(path)} {reason}; all items can be read without it.", repair)
 
 
 # Files
@@ -139,12 +141,10 @@ class _UnreadableError(GeniusError):
     """Lance cannot read a fragment, or its strings are not valid."""
 
 
-def _read(
-    dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str] | None = None
-) -> Iterator[pa.RecordBatch]:
+def _read(folder: Folder, fragment: lance.LanceFragment, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Read the rows of a fragment, a few megabytes at a time."""
     for file in fragment.data_files():
-        problem = check_footer(Path(dataset.uri, "data", file.path))
+        problem = check_footer(folder, f"data/{file.path}", file.file_size_bytes or None)
         if problem is not None:
             raise _UnreadableError(problem)
     size = sum(file.file_size_bytes or 0 for file in fragment.data_files())
@@ -160,9 +160,9 @@ def _read(
         yield batch
 
 
-def _is_readable(dataset: lance.LanceDataset, fragment: lance.LanceFragment, columns: list[str]) -> bool:
+def _is_readable(folder: Folder, fragment: lance.LanceFragment, columns: list[str]) -> bool:
     try:
-        for _ in _read(dataset, fragment, columns):
+        for _ in _read(folder, fragment, columns):
             pass
     except _UnreadableError:
         return False
@@ -210,16 +210,16 @@ class _Verifier:
         if any(path in damaged and not path.startswith("data/") for path in fragment_files(fragment)):
             return True
         changed = any(path in damaged for path in fragment_files(fragment))
-        if changed and _is_readable(self.dataset, fragment, vector_columns(self.header)):
+        if changed and _is_readable(self.snapshot.folder, fragment, vector_columns(self.header)):
             return True  # the change is somewhere else
-        return not _is_readable(self.dataset, fragment, _content_columns(self.snapshot))
+        return not _is_readable(self.snapshot.folder, fragment, _content_columns(self.snapshot))
 
     def damaged(self, fragment: lance.LanceFragment, reason: str, damaged: dict[str, str]) -> IndexProblem:
         """Describe a fragment whose files are damaged or cannot be read."""
         items = fragment.physical_rows - fragment.metadata.num_deletions
-        folder, paths = Path(self.dataset.uri), fragment_files(fragment)
-        named = [f"{folder / path} {damaged[path]}" for path in paths if path in damaged]
-        what = " and ".join(named) or f"{' and '.join(str(folder / path) for path in paths)} cannot be read ({reason})"
+        paths = {path: self.snapshot.folder.uri(f"{ITEMS}/{path}") for path in fragment_files(fragment)}
+        named = [f"{file} {damaged[path]}" for path, file in paths.items() if path in damaged]
+        what = " and ".join(named) or f"{' and '.join(paths.values())} cannot be read ({reason})"
         what = f"{what}. It holds {counted(items, 'item')}"
         if not self.has_lost_content(fragment, damaged):
             message = f"{what}; only codes and embeddings are damaged, which can be computed again."
@@ -281,7 +281,7 @@ class _Verifier:
         counts: Counter[str] = Counter()
         for fragment in self.dataset.get_fragments():
             with suppress(_UnreadableError):  # reported before
-                for batch in _read(self.dataset, fragment, ["id"]):
+                for batch in _read(self.snapshot.folder, fragment, ["id"]):
                     ids = batch["id"].to_pylist()
                     counts.update(ids[row] for row in np.flatnonzero(np.isin(_hash_ids(ids), repeated)).tolist())
         for id, count in counts.items():

@@ -12,7 +12,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -137,7 +136,7 @@ class DescribeIndexOut(BaseModel):
 class IndexTools:
     """The tools and resources. Indexes open in a background thread; a call waits until its index is ready."""
 
-    def __init__(self, paths: Mapping[str, Path]) -> None:
+    def __init__(self, paths: Mapping[str, str]) -> None:
         self._models: dict[str, Genius] = {}
         executor = ThreadPoolExecutor(1)
         self._indexes: dict[str, Future[Index]] = {name: executor.submit(self._open, paths[name]) for name in paths}
@@ -148,7 +147,7 @@ class IndexTools:
         """Whether an index is still being opened."""
         return not all(future.done() for future in self._indexes.values())
 
-    def _open(self, path: Path) -> "Index":
+    def _open(self, path: str) -> "Index":
         """Open an index and run one search, so that model and codes are loaded. Indexes share models."""
         from genius.index.index import Index
 
@@ -413,7 +412,7 @@ def create_server(tools: IndexTools) -> MCPServer:
     return server
 
 
-def serve(paths: Mapping[str, Path]) -> None:
+def serve(paths: Mapping[str, str]) -> None:
     """Serve indexes by name on standard input and output until the input ends. The first one is the default."""
     tools = IndexTools(paths)
     create_server(tools).run()

@@ -18,6 +18,7 @@ from lance.file import LanceFileReader
 from genius.data.items import Item
 from genius.errors import BadItem
 from genius.index.commits import write_rows
+from genius.index.folder import open_folder
 from genius.index.ingest import BATCH, COMMIT, NewRow, encode_rows, prepare_item, rows_to_table
 from genius.index.storage import FIELD_TYPES, ITEMS, Header, field_columns
 from genius.model.genius import Genius
@@ -72,7 +73,7 @@ def write_chunk(folder: Path, header: Header, table: pa.Table, metadata: list[di
     written = {name: names[column.type] for name, column in columns.items()}
     for name, column in columns.items():
         table = table.append_column(name, column)
-    (fragment,), checksums = write_rows(folder, full_schema(header, written), table)
+    (fragment,), checksums = write_rows(open_folder(folder), full_schema(header, written), table)
     return Chunk(
         fragment.to_json(),
         {path: list(checksum) for path, checksum in checksums.items()},

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 from lance.fragment import FragmentMetadata
 
+from genius.data.locations import is_url
 from genius.data.parts import read_part
 from genius.errors import BadIndex, BadItem, BadModel, GeniusError, MissingExtra
 from genius.index.checksums import Checksums
 from genius.index.creation import creating
+from genius.index.folder import open_folder
 from genius.index.index import Index
 from genius.index.ingest import COMMIT, COMPARED, TAKEN
 from genius.index.models import source_of
@@ -96,9 +98,11 @@ def build(
         raise BadModel("Workers cannot load this model. Save it with `save_pretrained`, and load it from there.")
     if not sources:
         raise GeniusError("There is nothing to build from. Give at least one folder, file or URL.")
+    if is_url(path):
+        raise GeniusError(f"Ray's workers write to a file system that they share, not to {path}. Give a folder there.")
     folder, workers = Path(path).absolute(), workers or Workers()
     with creating(folder, model, sources, embeddings, store_images, engine="ray") as index:
-        session = Session.open(folder, model, None, None, 10.0)
+        session = Session.open(open_folder(folder), model, None, None, 10.0)
         with session.writing() as snapshot:
             state = BuildState(folder)
             if not len(snapshot):
@@ -161,7 +165,7 @@ class _Driver:
         pool = min(self.workers.count or max(1, int(most)), len(numbers))
         job = {
             "folder": str(self.folder),
-            "model": source_of(self.model),
+            "model": source_of(self.model, open_folder(self.folder)),
             "fingerprint": self.model.fingerprint,
             "fields": list(self.state.fields.items()),
             "device": "cuda" if gpus else "cpu",
@@ -278,7 +282,7 @@ class BlockWorker:
             self._model = Genius.from_pretrained(job["model"], device=job["device"])
             if self._model.fingerprint != job["fingerprint"]:
                 raise BadModel(f"{job['model']} is not the same model on all machines. Copy it to all of them.")
-            self._header = Header.of(open_dataset(self._folder, None))
+            self._header = Header.of(open_dataset(open_folder(self._folder), None))
         except GeniusError as error:  # the driver tells it; an error here would only start the actor again
             self._problem = str(error)
 
@@ -298,7 +302,9 @@ class BlockWorker:
 def _rewrite(folder: str, chunk: str, drop: list[int], fields: list[tuple[str, str]]) -> str:
     """Write a fragment again, on a worker."""
     root = Path(folder)
-    written = rewrite_chunk(root, Header.of(open_dataset(root, None)), Chunk(**json.loads(chunk)), drop, dict(fields))
+    written = rewrite_chunk(
+        root, Header.of(open_dataset(open_folder(root), None)), Chunk(**json.loads(chunk)), drop, dict(fields)
+    )
     return "" if written is None else json.dumps(written.__dict__)
 
 

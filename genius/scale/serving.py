@@ -16,6 +16,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from genius.data.locations import absolute
 from genius.errors import GeniusError, MissingExtra
 from genius.index.index import Index
 from genius.serve.app import create_app
@@ -62,7 +63,7 @@ def deployment(
         raise MissingExtra("Serving on Ray", "ray") from error
     chosen, wanted = settings or Settings(host="0.0.0.0"), replicas or Replicas()
     values = {**vars(chosen), "read_only": True}
-    paths = {name: os.path.abspath(path) for name, path in indexes.items()}
+    paths = {name: absolute(path) for name, path in indexes.items()}
 
     def build_app() -> FastAPI:  # on each replica
         return replica_app(paths, Settings(**values))

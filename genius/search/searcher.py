@@ -5,7 +5,7 @@ re-ranking orders the items.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from genius.search.nearest import nearest_search
 from genius.search.options import SearchOptions, automatic_budget
 from genius.search.rerank import CodeVectors, by_codes, by_embedding, top
 from genius.search.results import BatchResult, Branch, SearchTrace, TopK
-from genius.search.trie import Trie, concatenate_ranges
+from genius.search.trie import Trie, concatenate_ranges, trie_of_sorted
 
 MIN_MODALITY_RATIO = 0.5
 """The default of `Searcher.search`."""
 
 RANK_BLOCK = 16_384  # embeddings that are read at once
+GROWING = ("halves", "embeddings")
+"""Names of the `arrays` of a searcher that have a row for each row."""
 SPARE = 65_536  # minimum number of free rows of an AppendBuffer
 
 
@@ -35,7 +37,12 @@ class AppendBuffer:
     @classmethod
     def of_size(cls, n: int, width: int, dtype: np.dtype) -> "AppendBuffer":
         """Allocate n rows for the caller to fill. Free rows take no memory until they are written."""
-        return cls(np.empty((n + n // 4 + SPARE, width), dtype), n)
+        return cls(np.empty((cls.capacity(n), width), dtype), n)
+
+    @staticmethod
+    def capacity(n: int) -> int:
+        """Rows that are allocated for n rows."""
+        return n + n // 4 + SPARE
 
     def first(self, n: int) -> np.ndarray:
         """Return a view of the first n rows."""
@@ -79,6 +86,25 @@ class Searcher:
         self._embeddings = embeddings
         self._code_vectors = CodeVectors(model.decoder.codebooks)
         self._halves = AppendBuffer(self._code_vectors.half_norms(codes)[:, None])
+
+    @classmethod
+    def of_arrays(cls, model: Genius, arrays: Mapping[str, np.ndarray], rows: int) -> "Searcher":
+        """Make a searcher of the arrays of another one, see `arrays`. Those of `GROWING` may have free rows."""
+        trie = trie_of_sorted(arrays["codes"], arrays["order"], arrays["first_diff_level"])
+        embeddings = AppendBuffer(arrays["embeddings"], rows) if "embeddings" in arrays else None
+        found = cls.__new__(cls)
+        found.model, found._code_vectors = model, CodeVectors(model.decoder.codebooks)
+        return found._with(trie, embeddings, AppendBuffer(arrays["halves"], rows), rows)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that is in memory besides the model, for `of_arrays`."""
+        arrays = {
+            "codes": self.trie.codes,
+            "order": self.trie.order,
+            "first_diff_level": self.trie.first_diff_level,
+            "halves": self._halves.first(self.rows),
+        }
+        return arrays if self.embeddings is None else arrays | {"embeddings": self.embeddings}
 
     def __len__(self) -> int:
         return len(self.trie)

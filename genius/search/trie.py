@@ -122,10 +122,10 @@ class Trie:
         """Return the trie of some items only. keep: (rows of the caller,) bool. Row numbers stay the same."""
         kept = np.flatnonzero(keep[self.order])
         if not len(kept):
-            return _trie(self.codes[:, :0], self.order[:0], self.first_diff_level[:0])
+            return trie_of_sorted(self.codes[:, :0], self.order[:0], self.first_diff_level[:0])
         behind = np.append(0, kept + 1)  # between two kept rows, the least level decides
         first_diff_level = np.minimum.reduceat(self.first_diff_level[: behind[-1]], behind[:-1])
-        return _trie(np.take(self.codes, kept, axis=1), self.order[kept], first_diff_level)
+        return trie_of_sorted(np.take(self.codes, kept, axis=1), self.order[kept], first_diff_level)
 
     def remove(self, rows: ArrayLike) -> "Trie":
         """Return the trie without these rows of the caller, each given once. The others keep their numbers."""
@@ -160,7 +160,7 @@ class Trie:
         touched = touched[(touched > 0) & (touched < len(joined))]
         first_diff_level[touched] = _differences(merged[:, touched - 1], merged[:, touched])
         first_diff_level[:1] = 0
-        return _trie(merged, joined, first_diff_level, tuple(map(max, self.highest, _highest_codes(new))))
+        return trie_of_sorted(merged, joined, first_diff_level, tuple(map(max, self.highest, _highest_codes(new))))
 
     def _places(self, new: Codes, rows: NDArray[np.int32]) -> Ints:
         """The sorted positions (m,) before which new IDs (levels, m) of these rows (m,) belong: binary search."""
@@ -182,7 +182,7 @@ class Trie:
         return mask
 
 
-def _trie(
+def trie_of_sorted(
     codes: Codes, order: NDArray[np.int32], first_diff_level: NDArray[np.uint8], highest: tuple[int, ...] | None = None
 ) -> Trie:
     """Make a trie of sorted arrays."""

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genius import __version__
 from genius.errors import GeniusError
 from genius.serve import security
+from genius.serve.forwarding import Forwarding
 from genius.serve.hosted import HostedIndex
 from genius.serve.images import Thumbnails
 from genius.serve.metrics import Metrics
@@ -27,7 +29,11 @@ ROUTE_MODULES = (search, items, codes, images, jobs, indexes, status, pages)
 
 
 def create_app(
-    served: Mapping[str, HostedIndex], settings: Settings, failed: Collection[str] = (), default: str | None = None
+    served: Mapping[str, HostedIndex],
+    settings: Settings,
+    failed: Collection[str] = (),
+    default: str | None = None,
+    worker: tuple[Path, int, int] | None = None,
 ) -> FastAPI:
     """Create the app.
 
@@ -36,6 +42,7 @@ def create_app(
         settings: Settings of the service.
         failed: Names of indexes that could not be opened. Requests for them are answered with status 503.
         default: Name of the index of requests that name none. Default: the first one.
+        worker: With several processes: folder of their sockets, number of this one, number of all.
     """
     app = FastAPI(
         title="GENIUS search",
@@ -57,6 +64,9 @@ def create_app(
         app.include_router(module.router)
     app.openapi = lambda: openapi(app)  # type: ignore[method-assign]
     install_problems(app)
+    app.state.wait_until_ready = worker is not None
+    if worker is not None:
+        app.add_middleware(Forwarding, folder=worker[0], worker=worker[1], workers=worker[2])
     app.add_middleware(HeadRequests)
     security.install(app, settings)
     app.add_middleware(RequestMetrics, metrics=app.state.metrics)
@@ -65,9 +75,14 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Start and stop the indexes. The service responds at once; each index is ready when it has loaded."""
+    """Start and stop the indexes. The service responds at once; each index is ready when it has loaded.
+
+    One of several processes responds when its indexes are ready: until then the others do.
+    """
     served: list[HostedIndex] = list(app.state.served.values())
     starting = [asyncio.create_task(_start(app, one)) for one in served]
+    if app.state.wait_until_ready:
+        await asyncio.gather(*starting)
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from genius.errors import GeniusError
+from genius.serve.forwarding import from_worker
 from genius.serve.keys import digest, is_known
 from genius.serve.responses import error_response
 from genius.serve.settings import Settings
@@ -249,7 +250,7 @@ class AccessControl(RequestCheck):
         key = _key_digest(scope)
         can_write = key is not None and is_known(key, self._settings.write_keys)
         can_read = can_write or (key is not None and is_known(key, self._settings.read_keys))
-        if scope["path"] not in PROBES:
+        if scope["path"] not in PROBES and not from_worker(scope):
             refusal = self._check_rate(key if key is not None and can_read else _network(scope))
             if refusal:
                 return refusal

@@ -37,16 +37,31 @@ def run(
     announce: Callable[[], None] = lambda: None,
     access_log: bool = True,
     failed: Callable[[], bool] = lambda: False,
+    unix_socket: str | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish open requests within `shutdown_seconds` and return.
 
     `announce` is called once, when connections are accepted and `ready` returns True. The service also ends when
-    `failed` returns True.
+    `failed` returns True. `unix_socket`: path of a socket on which the app is served, too.
     """
-    _log_to_stderr()
+    log_to_stderr()
     _raise_file_limit(2 * settings.max_connections)
     return_memory()
-    Server(AccessLog(app) if access_log else app, settings, ready, announce, failed).run(sockets=[listener])
+    server = Server(AccessLog(app) if access_log else app, settings, ready, announce, failed)
+    if unix_socket is None:
+        server.run(sockets=[listener])
+        return
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(_serve_both(server, listener, _InnerServer(app, settings, unix_socket)))
+
+
+async def _serve_both(server: "Server", listener: socket.socket, inner: "_InnerServer") -> None:
+    serving = asyncio.create_task(inner.serve())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        inner.should_exit = True
+        await serving
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -87,7 +102,8 @@ def _raise_file_limit(connections: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
+    """Send the log of the service to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     for name, level in (("genius.serve", logging.INFO), ("uvicorn", logging.ERROR)):
@@ -141,6 +157,32 @@ class Server(uvicorn.Server):
         with super().capture_signals():
             yield
             self._captured_signals.clear()
+
+
+class _InnerServer(uvicorn.Server):
+    """Serves other processes of the same service on a Unix socket. The other server starts and stops the app."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, path: str) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                uds=path,
+                http="h11",
+                h11_max_incomplete_event_size=MAX_HEAD,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=settings.shutdown_seconds,  # type: ignore[arg-type]
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the other server."""
+        yield
 
 
 class AccessLog:

@@ -17,6 +17,7 @@ from genius.cli.app import main
 from genius.data.items import Item, Query
 from genius.errors import GeniusError
 from genius.index.checksums import manifests, version_files
+from genius.index.folder import open_folder
 from genius.index.index import Index
 from genius.index.verify import IndexProblem
 from genius.model.genius import Genius
@@ -196,7 +197,7 @@ def test_no_damage_goes_unnamed(path: Path, model: Genius, rounds: int) -> None:
     logging.getLogger(__name__).info("%s", dict(outcomes))
     dataset = Index.open(path, model).dataset
     needed = {
-        f"items.lance/{name}" for name in [*version_files(dataset), manifests(path / "items.lance")[dataset.version]]
+        f"items.lance/{name}" for name in [*version_files(dataset), manifests(open_folder(path))[dataset.version]]
     }
     for kind, name in unnamed:  # files that only older versions need may go, as `compact` removes them
         assert kind == "missing", (kind, name)

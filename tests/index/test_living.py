@@ -21,8 +21,8 @@ from genius.encoders.base import Vectors
 from genius.errors import BadIndex, GeniusError
 from genius.index import commits, ingest, storage
 from genius.index import vectors as vector_ingest
+from genius.index.folder import LOCK
 from genius.index.index import Index
-from genius.index.session import LOCK
 from genius.model.genius import Genius
 from genius.search.options import MODES
 

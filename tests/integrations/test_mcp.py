@@ -414,8 +414,8 @@ def test_indexes_have_the_names_they_are_given_or_those_of_their_folders(tmp_pat
     for folder in ("photos.genius", "a=b.genius", "other"):
         (tmp_path / folder / "items.lance").mkdir(parents=True)
     photos, odd, other = (tmp_path / folder for folder in ("photos.genius", "a=b.genius", "other"))
-    assert named_indexes([str(photos), f"news={other}"]) == {"photos": photos, "news": other}
-    assert named_indexes([str(odd)]) == {"a=b": odd}
+    assert named_indexes([str(photos), f"news={other}"]) == {"photos": str(photos), "news": str(other)}
+    assert named_indexes([str(odd)]) == {"a=b": str(odd)}
     with pytest.raises(GeniusError, match="Two indexes have the name 'photos'"):
         named_indexes([str(photos), f"photos={other}"])
     for wrong in (f"={other}", "name="):

@@ -10,6 +10,7 @@ from genius.data.items import Item
 from genius.data.parts import read_part
 from genius.data.readers import read_items
 from genius.errors import BadItem
+from genius.index.folder import open_folder
 from genius.index.index import Index
 from genius.index.session import Session
 from genius.scale import blocks
@@ -22,7 +23,7 @@ def write_index(path: Path, sources: list[Path], size: int) -> tuple[Index, Buil
     """Write all blocks of a plan, last one first, and commit them."""
     model = tiny_model()
     Index.create(path, model)
-    session = Session.open(path, model, None, None, 10.0)
+    session = Session.open(open_folder(path), model, None, None, 10.0)
     with session.writing() as snapshot:
         state = BuildState(path)
         state.plan(sources, size, snapshot.header)
