@@ -9,7 +9,7 @@ from pathlib import Path
 
 import lance
 
-from genius.data.locations import parent
+from genius.data.locations import file_name, parent
 from genius.index.folder import Folder
 from genius.index.storage import Header
 from genius.model.fit_report import FitReport
@@ -30,19 +30,17 @@ def keep_model(folder: Folder, model: Genius, report: FitReport | None = None) -
     return model
 
 
-def source_of(model: Genius, folder: Folder) -> str | None:
+def source_of(model: Genius, folder: Folder | None = None) -> str | None:
     """What loads the model, also in another working directory: a name, or the absolute path of a folder.
 
     A model inside `folder`, an index, is named by its path in there.
     """
     if not model.source:
         return model.source
-    if parent(model.source) == folder.uri(MODELS):
-        return model.source.removeprefix(folder.uri("")).lstrip("/")
-    if not os.path.isdir(model.source):
-        return model.source
-    path = Path(os.path.abspath(model.source))
-    return f"{MODELS}/{path.name}" if str(path.parent) == os.path.abspath(folder.uri(MODELS)) else str(path)
+    path = os.path.abspath(model.source) if os.path.isdir(model.source) else model.source
+    if folder is not None and parent(path) in (folder.uri(MODELS), os.path.abspath(folder.uri(MODELS))):
+        return f"{MODELS}/{file_name(path)}"
+    return path
 
 
 def model_path(folder: Folder, source: str) -> str:

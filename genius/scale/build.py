@@ -165,7 +165,7 @@ class _Driver:
         pool = min(self.workers.count or max(1, int(most)), len(numbers))
         job = {
             "folder": str(self.folder),
-            "model": source_of(self.model, open_folder(self.folder)),
+            "model": source_of(self.model),
             "fingerprint": self.model.fingerprint,
             "fields": list(self.state.fields.items()),
             "device": "cuda" if gpus else "cpu",
