@@ -1,6 +1,6 @@
 """How GENIUS grows: with the number of items, cores and machines.
 
-    python benchmarks/scale.py OUT [--sections throughput,mbeir,ddp] [--help]
+    python benchmarks/scale.py OUT [--sections throughput,mbeir,ddp,workers] [--help]
 
 Each section answers one question, prints a table and writes a JSON file to the folder OUT. Run it on an idle machine.
 """
@@ -35,10 +35,18 @@ def run_mbeir(arguments: argparse.Namespace, console: Console) -> None:
     mbeir.measure(mbeir.Files(*chosen), console)
 
 
+def run_workers(arguments: argparse.Namespace, console: Console) -> None:
+    """`genius serve --workers 2` against one process: see workers.py."""
+    import workers  # needs the extra serve
+
+    workers.measure(arguments.out, arguments.items, arguments.model, arguments.clients, arguments.seconds, console)
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "throughput": run_throughput,
     "ddp": run_ddp,
     "mbeir": run_mbeir,
+    "workers": run_workers,
 }
 """Each function takes the options of the command line and a console."""
 
@@ -51,7 +59,9 @@ def main() -> None:
     parser.add_argument("--model", default="mini")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sizes", default=throughput.SIZES, help="throughput: numbers of items, comma-separated")
-    parser.add_argument("--seconds", type=float, default=10.0, help="ddp: seconds of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="ddp, workers: seconds of each measurement")
+    parser.add_argument("--items", type=int, default=200_000, help="workers: items of the index")
+    parser.add_argument("--clients", type=int, default=32, help="workers: clients that ask at once")
     parser.add_argument("--candidates", type=int, default=mbeir.CANDIDATES, help="mbeir: number of candidates")
     parser.add_argument("--asked", type=int, default=25, help="mbeir: queries of each task that are searched")
     arguments = parser.parse_args()
