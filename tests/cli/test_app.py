@@ -512,6 +512,11 @@ def test_train_reads_its_configuration(run, monkeypatch, tmp_path):
     assert run("train", data, "--out", out, "--config", tmp_path / "my.toml").status == 0
     assert called[0][:2] == ([data], out)
     assert called[0][2].seed == 5
+    (tmp_path / "my.toml").write_text('seed = 5\nprecision = "fp16"')
+    assert run("train", data, "--out", out, "--config", tmp_path / "my.toml", "--device", "cuda").status == 0
+    assert (called[1][2].device, called[1][2].precision) == ("cuda", "fp16")
+    assert run("train", data, "--out", out, "--config", tmp_path / "my.toml", "--precision", "bf16").status == 0
+    assert (called[2][2].device, called[2][2].precision) == ("auto", "bf16")
     (tmp_path / "my.toml").write_text("sed = 5")
     assert run("train", data, "--out", out, "--config", tmp_path / "my.toml").status == 1
 
