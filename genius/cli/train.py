@@ -9,7 +9,11 @@ import typer
 from genius.cli.console import examples
 
 RESUME = "Interrupted? Run the same command again: it continues where it stopped."
-EPILOG = examples("genius train data/mbeir --out my-model", notes=RESUME)
+EPILOG = examples(
+    "genius train data/mbeir --out my-model",
+    "torchrun --nproc-per-node 4 -m genius train data/mbeir --out my-model --device cuda",
+    notes=RESUME,
+)
 Benchmarks = Annotated[list[Path], typer.Argument(metavar="DATA", help="Folders in M-BEIR layout.")]
 Cache = Annotated[
     Path | None,

@@ -49,10 +49,8 @@ def processes(device: str) -> Iterator[torch.device]:
         raise BadData(f"Several processes cannot share the device {device!r}. Start one without torchrun.")
     # Tensors on the CPU, such as flags and codes, go by gloo everywhere.
     dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
-    try:
-        yield chosen
-    finally:
-        dist.destroy_process_group()
+    yield chosen
+    dist.destroy_process_group()  # not after an error: the others may be waiting for this process, and torchrun ends them
 
 
 def world() -> int:
