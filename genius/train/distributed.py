@@ -50,7 +50,7 @@ def processes(device: str) -> Iterator[torch.device]:
     # Tensors on the CPU, such as flags and codes, go by gloo everywhere.
     dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
     yield chosen
-    dist.destroy_process_group()  # not after an error: the others may be waiting for this process, and torchrun ends them
+    dist.destroy_process_group()  # not after an error: the others may be waiting for this one until torchrun ends them
 
 
 def world() -> int:
