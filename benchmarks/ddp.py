@@ -48,11 +48,11 @@ SEED = 0
 SAMPLE = 2_560  # vectors of k-means, which is not measured
 
 
-def measure(out: Path, seconds: float, console: Console, rounds: int = ROUNDS) -> None:
+def measure(out: Path, seconds: float, console: Console) -> None:
     """Measure, print and write."""
     out.mkdir(parents=True, exist_ok=True)
     runs: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for processes, found in runs.items():
             with console.status(f"training with {processes} process{'es' * (processes > 1)}"):
                 found.append(run_with(processes, out, seconds))
