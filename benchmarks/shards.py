@@ -1,6 +1,6 @@
 """Recall that is kept when only some shards of a collection are asked: a simulation on a benchmark.
 
-    python benchmarks/shards.py BENCH RUN [--chart docs/shards.png]
+    python benchmarks/shards.py BENCH RUN [--limit 500] [--chart docs/shards.png]
 
 BENCH is a benchmark in M-BEIR layout, RUN a run of `genius evaluate` on its test split, which lends its vectors. All
 candidates are searched together. A shard holds the items, of every modality, of a group of first semantic codes. Groups
@@ -28,7 +28,7 @@ from genius.evaluation.runs import headline
 from genius.search.searcher import MIN_MODALITY_RATIO
 
 SHARDS = (4, 8, 16, 32)
-DEPTH = 2000  # answers kept of a query, of which those of unasked shards are dropped
+DEPTH = 1000  # answers kept of a query, of which those of unasked shards are dropped
 QUERIES = 256
 BLOCK = 8192
 
@@ -38,19 +38,20 @@ def main() -> None:
     parser.add_argument("bench", type=Path)
     parser.add_argument("run", type=Path)
     parser.add_argument("--model", default="mini")
+    parser.add_argument("--limit", type=int, help="random queries of each task; default: all")
     parser.add_argument("--chart", type=Path, help="draw the table to this file")
     arguments = parser.parse_args()
     model = Genius.from_pretrained(arguments.model)
-    encoded = read_run(model, arguments.bench, arguments.run)
+    encoded = read_run(model, arguments.bench, arguments.run, arguments.limit)
     rows = simulate(model, encoded)
     Console().print(markdown(rows), soft_wrap=True, markup=False, highlight=False)
     if arguments.chart:
         draw(rows, arguments.chart)
 
 
-def read_run(model: Genius, bench: Path, run: Path) -> EncodedSplit:
-    """The test split with the vectors of a run. Nothing is encoded and nothing written."""
-    split = read_evaluation_split(Benchmark(bench), "test")
+def read_run(model: Genius, bench: Path, run: Path, limit: int | None) -> EncodedSplit:
+    """The test split with the vectors of a run. Codes are added to its folder if they are not there yet."""
+    split = read_evaluation_split(Benchmark(bench), "test", limit)
 
     class Stored:
         """A run whose vectors are all there."""

@@ -21,6 +21,7 @@ from genius.train.losses import contrastive_loss
 from genius.train.validation import embedding_recall
 
 IMAGE_BLOCK = 512
+TEXT_BLOCK = 16_384  # texts whose token states are in memory at once
 FEATURES = ("map", "pooled", "logits")  # of `ImageFeatures`, in the order of `Heads.encode_image`
 WHOLE = 0.5  # share of the training images that are seen whole, where there are crops of them
 
@@ -119,7 +120,8 @@ def text_vectors(heads: Heads, states: TokenStates, numbers: np.ndarray) -> np.n
     """(texts + 1, d): vectors of the texts with these numbers. Other rows, and the last one, are zero."""
     out = np.zeros((len(states) + 1, heads.config.dim), dtype=np.float32)
     mine = distributed.own(numbers)
-    out[mine] = encode_states(heads, states.take(mine))
+    for rows in np.array_split(mine, len(mine) // TEXT_BLOCK + 1):
+        out[rows] = encode_states(heads, states.take(rows))
     return distributed.summed(torch.from_numpy(out)).numpy()
 
 

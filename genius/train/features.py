@@ -7,7 +7,7 @@ block of rows.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -97,7 +97,7 @@ class _Cache:
             write_json(self.counter, done)
 
 
-def _folder_name(content: str, names: Sequence[str]) -> str:
+def _folder_name(content: str, names: Iterable[str]) -> str:
     """`content` and a digest of the JSON list [content, *names], which is never held in memory."""
     digest = hashlib.sha256(b"[" + json.dumps(content).encode())
     for name in names:
@@ -215,7 +215,7 @@ def image_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int
     def blocks(pool: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
         return (encoder.encode(prepared).image for _, prepared in _ahead(pool, load, left))
 
-    return _rows(encoder, "images", names, blocks, IMAGE_BLOCK, cache, threads, console)
+    return _rows(encoder, "images", names, len(names), blocks, IMAGE_BLOCK, cache, threads, console)
 
 
 def text_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int, console: Console) -> np.ndarray:
@@ -224,7 +224,7 @@ def text_rows(encoder: Encoder, names: Sequence[str], cache: Path, threads: int,
     def blocks(_: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
         return (encoder.encode([Prepared(None, names[row]) for row in block]).text for block in left)
 
-    return _rows(encoder, "texts", names, blocks, TEXT_BLOCK, cache, threads, console)
+    return _rows(encoder, "texts", names, len(names), blocks, TEXT_BLOCK, cache, threads, console)
 
 
 def joint_rows(
@@ -254,8 +254,8 @@ def joint_rows(
         encoded = (encoder.encode(prepared) for _, prepared in _ahead(pool, load, left))
         return (vectors.image + vectors.text for vectors in encoded)
 
-    names = ["\n".join(name(row)) for row in range(len(pairs))]
-    return _rows(encoder, "pairs", names, blocks, IMAGE_BLOCK, cache, threads, console)[:-1]
+    names = ("\n".join(name(row)) for row in range(len(pairs)))  # never all at once: as long as all texts together
+    return _rows(encoder, "pairs", names, len(pairs), blocks, IMAGE_BLOCK, cache, threads, console)[:-1]
 
 
 def mapped_rows(
@@ -275,13 +275,14 @@ def mapped_rows(
     def blocks(_: ThreadPoolExecutor, left: Sequence[range]) -> Iterator[np.ndarray]:
         return (np.asarray(rows[block.start : block.stop], np.float32) @ weight.T for block in left)
 
-    return _rows(encoder, side, names, blocks, TEXT_BLOCK, cache, 1, console)
+    return _rows(encoder, side, names, len(names), blocks, TEXT_BLOCK, cache, 1, console)
 
 
 def _rows(
     encoder: Encoder,
     side: str,
-    names: Sequence[str],
+    names: Iterable[str],
+    count: int,
     values_of: Callable[[ThreadPoolExecutor, Sequence[range]], Iterator[np.ndarray]],
     size: int,
     cache: Path,
@@ -289,10 +290,10 @@ def _rows(
     console: Console,
 ) -> np.ndarray:
     folder = cache / _folder_name(f"{side}-{encoder_digest(encoder)}", names)
-    with _Cache(folder, {"vectors": (len(names) + 1, encoder.dim)}, console) as store:
-        vectors, left = store.arrays["vectors"], _blocks(store.done, len(names), size)
+    with _Cache(folder, {"vectors": (count + 1, encoder.dim)}, console) as store:
+        vectors, left = store.arrays["vectors"], _blocks(store.done, count, size)
         with progress_bar(console) as progress, ThreadPoolExecutor(threads) as pool:
-            bar = progress.add_task(f"vectors of {side}", total=len(names), completed=store.done, note="")
+            bar = progress.add_task(f"vectors of {side}", total=count, completed=store.done, note="")
 
             def work(mine: Sequence[range]) -> Iterator[None]:
                 for block, values in zip(mine, values_of(pool, mine), strict=True):

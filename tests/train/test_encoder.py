@@ -14,8 +14,9 @@ from genius.data.splits import SplitData, TaskData
 from genius.encoders.mini_heads import HeadsConfig
 from genius.encoders.minilm import TokenStates
 from genius.networks.heads import Heads, encode_states
+from genius.train import encoder
 from genius.train.config import EncoderStageConfig
-from genius.train.encoder import FEATURES, EncoderStage, image_vectors, split_vectors
+from genius.train.encoder import FEATURES, EncoderStage, image_vectors, split_vectors, text_vectors
 from genius.train.losses import contrastive_loss
 
 
@@ -141,3 +142,17 @@ def test_every_weight_is_trained(stage: EncoderStage) -> None:
     for name, parameter in stage.heads.named_parameters():
         if parameter.numel():
             assert parameter.grad is not None, name
+
+
+def test_text_vectors_read_token_states_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    states = TokenStates(rng.standard_normal((60, 384)).astype(np.float16), np.arange(0, 61, 3))
+    heads, taken, take = Heads(HeadsConfig(dim=8)).eval(), [], TokenStates.take
+    whole = encode_states(heads, states)
+    monkeypatch.setattr(encoder, "TEXT_BLOCK", 4)
+    monkeypatch.setattr(TokenStates, "take", lambda self, rows: taken.append(len(rows)) or take(self, rows))
+    vectors = text_vectors(heads, states, np.arange(20))
+    np.testing.assert_allclose(vectors[:-1], whole, atol=1e-6)
+    assert not vectors[-1].any()
+    assert sum(taken) == 20
+    assert max(taken) <= 4

@@ -291,6 +291,17 @@ def test_pairs_of_a_joint_encoder_are_encoded_once_and_their_images_read_once(
     assert (first.seen, second.seen) == (5, 0)
 
 
+def test_the_names_of_pairs_are_not_held_together(tmp_path: Path) -> None:
+    """Each of 2,000 pairs has a text of 20,000 characters: 40 MB, if all names were made at once."""
+    pairs = np.stack([np.zeros(2000, np.int64), np.full(2000, -1)], axis=1)
+    joint_rows(Counting(), pairs, ["a" * 20_000], [], tmp_path, 1, QUIET)  # imports, and the cache
+    tracemalloc.start()
+    joint_rows(Counting(), pairs, ["a" * 20_000], [], tmp_path, 1, QUIET)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5e6
+
+
 def test_mapped_vectors_are_those_of_the_mapped_encoder(names: list[str], tmp_path: Path) -> None:
     """They lie where the new encoder's own would: it finds them there."""
     frozen, tuned = Counting(1.0), Counting(3.0)
