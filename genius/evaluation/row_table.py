@@ -4,10 +4,13 @@ The vectors of millions of candidates need more memory than a machine has. In a 
 reads them in blocks, and the system keeps in memory what is read often.
 """
 
+import shutil
 import time
 from pathlib import Path
 
 import numpy as np
+
+from genius.errors import GeniusError
 
 SAVE_SECONDS = 60  # between two saves of the rows computed so far
 KNOWN = "-known.npy"  # at the end of the file that tells which rows are computed
@@ -26,14 +29,26 @@ class RowTable:
     """
 
     def __init__(self, folder: Path | None, name: str, shape: tuple[int, int], dtype: type[np.generic]) -> None:
+        self.folder = folder
         self.array = _open(None if folder is None else folder / f"{name}.npy", shape, dtype)
         self.known = _open(None if folder is None else folder / f"{name}{KNOWN}", shape[:1], np.bool_)
         self._put: list[np.ndarray] = []
         self._saved = time.monotonic()
 
     def missing(self, rows: np.ndarray, size: int) -> list[np.ndarray]:
-        """Those of these rows that are not known, in blocks of at most `size`."""
+        """Those of these rows that are not known, in blocks of at most `size`.
+
+        Raises:
+            GeniusError: They do not fit on the disk. Writing to a mapped file would end the process without a word.
+        """
         left = rows[~self.known[rows]]
+        if self.folder is not None:
+            needed, free = len(left) * self.array[:1].nbytes, shutil.disk_usage(self.folder).free
+            if needed > free:
+                raise GeniusError(
+                    f"The disk of {self.folder} has {free / 1e9:.1f} GB left, but {needed / 1e9:.1f} GB are needed. "
+                    "Make room, or give a folder on another disk with --out."
+                )
         return np.array_split(left, -(-len(left) // size)) if len(left) else []
 
     def put(self, rows: np.ndarray, values: np.ndarray) -> None:

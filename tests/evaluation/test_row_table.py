@@ -1,10 +1,12 @@
 """Tables of rows: known only once they are written, on disk or in memory."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from genius.errors import GeniusError
 from genius.evaluation import row_table
 from genius.evaluation.row_table import RowTable, has_rows
 
@@ -46,3 +48,13 @@ def test_rows_are_saved_from_time_to_time(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(row_table, "SAVE_SECONDS", 0)
     table(tmp_path).put(np.array([7]), np.ones((1, 3)))
     assert table(tmp_path).known.tolist() == [row == 7 for row in range(10)]
+
+
+def test_a_full_disk_is_named_before_anything_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = table(tmp_path)
+    made.put(np.arange(8), np.ones((8, 3)))
+    made.save()
+    monkeypatch.setattr(row_table.shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * 12 - 1))
+    assert made.missing(np.arange(10), 9)[0].tolist() == [8, 9]
+    with pytest.raises(GeniusError, match=r"0\.0 GB left.*--out"):
+        RowTable(tmp_path, "images", SHAPE, np.float32).missing(np.arange(10), 9)
