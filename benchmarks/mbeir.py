@@ -86,16 +86,25 @@ class Files:
 
 
 def measure(files: Files, console: Console) -> None:
-    """Run all parts and write OUT/mbeir.json, part by part."""
-    if files.folder.exists():
-        shutil.rmtree(files.folder)
-    write_benchmark(files)
-    rows: dict[str, dict[str, float]] = {}
+    """Run all parts and write OUT/mbeir.json, part by part. An interrupted run continues with the part it was in."""
+    about = {"candidates": files.candidates, "model": files.model, "threads": files.threads}
+    path = files.out / "mbeir.json"
+    before = json.loads(path.read_text()) if path.exists() and (files.folder / "written").exists() else {}
+    rows: dict[str, dict[str, float]] = before.pop("parts", {})
+    if before != about:
+        rows = {}
+        shutil.rmtree(files.folder, ignore_errors=True)
+        write_benchmark(files)
+        (files.folder / "written").touch()
+        throughput.write(path, {**about, "parts": rows})
     for name, part in PARTS.items():
+        if name in rows:
+            continue
+        for folder in MADE_BY.get(name, ()):
+            shutil.rmtree(files.folder / folder, ignore_errors=True)
         rows[name] = in_process(part, files)
         console.print(f"{name}: {rows[name]}")
-        about = {"candidates": files.candidates, "model": files.model, "threads": files.threads, "parts": rows}
-        throughput.write(files.out / "mbeir.json", about)
+        throughput.write(path, {**about, "parts": rows})
         if name == "search":
             shutil.rmtree(files.index)  # disk for the embeddings of the next part
     shutil.rmtree(files.folder)
@@ -283,6 +292,9 @@ PARTS: dict[str, Callable[[Files], dict[str, float]]] = {
     "search": search_index,
     "evaluate": evaluate_run,
 }
+
+MADE_BY = {"vectors": ["run"], "index": ["index.genius"]}
+"""Folders that a part makes, and makes again if it was interrupted."""
 
 
 # Memory
