@@ -23,7 +23,7 @@ from genius.train.data import StageVectors, TrainingData
 from genius.train.distillation import Distillation
 from genius.train.loop import Losses, step_seed
 from genius.train.losses import augment, draw_weights, id_loss
-from genius.train.quantizer import fuse_rows
+from genius.train.quantizer import fuse_own_rows, fuse_rows
 from genius.train.token_table import start_table
 from genius.train.validation import AT, recall_by_task
 
@@ -73,7 +73,8 @@ class DecoderStage(PairStage):
         self.codes = self._codes(scheme, code_beams, data.train, self.pairs.targets())
         self.val_codes = self._codes(scheme, code_beams, data.val, np.arange(len(data.val.text)))
         self.val_queries = [
-            self._fuse(t.text[:VALIDATION_QUERIES], t.image[:VALIDATION_QUERIES]).cpu() for t in data.val.tasks
+            fuse_rows(fusion, vectors, t.text[:VALIDATION_QUERIES], t.image[:VALIDATION_QUERIES], compute.device).cpu()
+            for t in data.val.tasks
         ]
         torch.manual_seed(seed)
         self.decoder = self.module = Decoder(
@@ -110,25 +111,24 @@ class DecoderStage(PairStage):
             seed,
         )
 
-    def _fuse(self, text: np.ndarray, image: np.ndarray) -> Tensor:
-        """Fused vectors (n, d). They are computed for every batch: millions of them would not fit into memory."""
-        return fuse_rows(self.fusion, self.vectors, text, image, self.compute.device)
-
     @torch.no_grad()
     def _fused(self, image: Tensor, text: Tensor) -> Tensor:
-        """In float32: the codes were made from such vectors."""
+        """Fused vectors (n, d), computed for every batch: millions of them would not fit into memory.
+
+        In float32: the codes were made from such vectors.
+        """
         fused: Tensor = self.fusion(image, text)
         return fused
 
     def _codes(self, scheme: IdScheme, beams: int, split: SplitData, rows: np.ndarray) -> Tensor:
         """(candidates, levels): IDs of the candidates in these rows. Other rows stay zero. On the CPU."""
         codes = torch.zeros(len(split.text), len(scheme.sizes), dtype=torch.int64)
-        modality = torch.from_numpy(split.modality)
+        modality, rows, device = torch.from_numpy(split.modality), distributed.own(rows), self.compute.device
         for start in range(0, len(rows), CODE_BLOCK):
             block = rows[start : start + CODE_BLOCK]
-            z, mine = self._fuse(split.text[block], split.image[block]), torch.from_numpy(distributed.own(block))
-            first = modality[mine].to(z.device)
-            codes[mine] = scheme.encode(distributed.own(z), first, beams=beams).cpu()
+            z = fuse_own_rows(self.fusion, self.vectors, split.text[block], split.image[block], device)
+            numbers = torch.from_numpy(block)
+            codes[numbers] = scheme.encode(z, modality[numbers].to(device), beams=beams).cpu()
         return distributed.summed(codes)
 
     def prepare(self, step: int) -> Batch:

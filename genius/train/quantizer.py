@@ -145,17 +145,21 @@ def purity(first: np.ndarray, modality: np.ndarray) -> float:
     return float(counts.max(axis=1).sum() / len(first))
 
 
-@torch.no_grad()
 def fuse_rows(
     fusion: Fusion, vectors: StageVectors, text: np.ndarray, image: np.ndarray, device: torch.device
 ) -> Tensor:
-    """Fused vectors of texts with images, given by number, (n, d). The processes share the work.
+    """Fused vectors of texts with images, given by number, (n, d). The processes share the work."""
+    mine = fuse_own_rows(fusion, vectors, distributed.own(text), distributed.own(image), device)
+    return distributed.gathered(mine, len(text))
 
-    Computed in blocks: the hidden layers are wide.
-    """
-    text, image, count = distributed.own(text), distributed.own(image), len(text)
+
+@torch.no_grad()
+def fuse_own_rows(
+    fusion: Fusion, vectors: StageVectors, text: np.ndarray, image: np.ndarray, device: torch.device
+) -> Tensor:
+    """`fuse_rows` in this process alone. Computed in blocks: the hidden layers are wide."""
     fused = torch.empty(len(text), fusion.dim, device=device)
     for start in range(0, len(text), FUSE_BLOCK):
         block = slice(start, start + FUSE_BLOCK)
         fused[block] = fusion(*(half.to(device) for half in tensor_pair(vectors, text[block], image[block])))
-    return distributed.gathered(fused, count)
+    return fused

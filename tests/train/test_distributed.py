@@ -32,7 +32,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PATIENCE", 300.0)
+    monkeypatch.setattr(processes, "PATIENCE", 900.0)  # of a busy machine
 
 
 def in_two_processes(work: Callable[..., Any], *arguments: Any) -> list[Any]:
