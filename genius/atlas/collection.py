@@ -1,6 +1,6 @@
 """Collection: what the atlas reads of one version of an index."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -75,6 +75,19 @@ class Collection:
             modality=modality,
             codes=codes,
             embeddings=to_matrix(table["embedding"]) if header.embeddings else None,
+        )
+
+    def select(self, rows: np.ndarray) -> "Collection":
+        """Some items only, in the order of `rows`."""
+        numbers = rows.tolist()
+        return replace(
+            self,
+            ids=[self.ids[row] for row in numbers],
+            texts=[self.texts[row] for row in numbers],
+            has_image=self.has_image[rows],
+            modality=self.modality[rows],
+            codes=self.codes[rows],
+            embeddings=None if self.embeddings is None else self.embeddings[rows],
         )
 
     @cached_property

@@ -44,6 +44,7 @@ SEARCH_RESPONSE: dict[str, Any] = {
         "batch": 3,
         "candidates": 873,
         "tree": None,
+        "names": None,
     }
 }
 PUT_REQUESTS: dict[str, Any] = {

@@ -10,6 +10,7 @@ from genius.errors import BadIndex, GeniusError
 from genius.index.index import Index
 from genius.search.options import MODES
 from genius.serve.batching import Batcher, ServedResult
+from genius.serve.names import CodeNames
 from genius.serve.settings import Settings
 from genius.serve.writer import Writer
 
@@ -26,6 +27,7 @@ class HostedIndex:
         self.on_write: Callable[[str, str, int], None] = lambda name, outcome, count: None
         self.batcher = Batcher(index, settings, lambda results: self.on_batch(name, results))
         self.writer = Writer(index, settings, lambda outcome, count: self.on_write(name, outcome, count))
+        self.names = CodeNames(index)
         self.ready = False
 
     def start(self) -> None:

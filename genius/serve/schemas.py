@@ -209,6 +209,9 @@ class SearchResponse(BaseModel):
     batch: int = Field(description="Number of queries that were encoded together.")
     candidates: int = Field(description="Number of items that were ranked.")
     tree: TreeResponse | None
+    names: dict[str, "NameResponse"] | None = Field(
+        None, description="With `explain`: names of the codes of hits and beams, by prefix (`0-17`)."
+    )
 
 
 class SearchBatchResponse(BaseModel):
@@ -279,6 +282,14 @@ class JobListResponse(BaseModel):
     jobs: list[JobResponse]
 
 
+class NameResponse(BaseModel):
+    """The name of a code: words that set its items apart from those of the other codes under the same prefix."""
+
+    name: str
+    purity: float = Field(description="Share of the code's items that have the first word of the name.")
+    elsewhere: float = Field(description="Share of the items of the other codes that have it.")
+
+
 class CodeChildResponse(BaseModel):
     """A code of the next level."""
 
@@ -299,6 +310,10 @@ class CodesResponse(BaseModel):
     children: list[CodeChildResponse] = Field(description="Codes of the next level, most items first, at most 60.")
     more_children: int
     items: list[ItemResponse]
+    names: dict[str, NameResponse] = Field(
+        description="Names of the codes in this response, by prefix (`0-17`), as far as they have one."
+    )
+    names_ready: bool = Field(description="Whether names have been made. They are made when they are first needed.")
 
 
 class IndexResponse(BaseModel):

@@ -648,14 +648,11 @@ def test_the_tree_of_codes_counts_what_is_there(client, index, data):
         assert index.get_coded(child["example"]["id"]).codes[level] == child["code"]
 
 
-def test_children_and_items_of_a_code_come_in_pages(client, monkeypatch):
-    from genius.serve.routes import codes
-
+def test_children_and_items_of_a_code_come_in_pages(client):
     whole = client.get("/v1/codes/*?limit=200").json()
     parts = [client.get(f"/v1/codes/*?limit=20&offset={offset}").json()["items"] for offset in (0, 20, 40)]
     assert [item for part in parts for item in part] == whole["items"]
-    monkeypatch.setattr(codes, "MAX_CHILDREN", 3)
-    fewer = client.get("/v1/codes/*").json()
+    fewer = client.get("/v1/codes/*?children=3").json()
     assert fewer["children"] == whole["children"][:3]
     assert fewer["more_children"] == len(whole["children"]) - 3
 
@@ -1128,3 +1125,84 @@ def test_a_real_server_answers(tmp_path):
         assert client.head("/healthz").status_code == 200
         assert client.get("/healthz").json() == {"status": "ok"}  # on the same connection
         assert str(tmp_path) not in client.get("/v1/indexes").text
+
+
+# Names and branches
+
+
+@pytest.fixture(scope="module")
+def named(client: TestClient) -> TestClient:
+    """The client, with names made for the index "shapes"."""
+    client.get("/v1/codes")
+    client.app.state.served["shapes"].names.wait(PATIENCE)
+    assert client.get("/v1/codes").json()["names_ready"]
+    return client
+
+
+def test_codes_come_with_names(named: TestClient, index: Index):
+    from genius.serve.names import code_names
+
+    expected = code_names(index)
+    page = named.get("/v1/codes/0?limit=5").json()
+    shown = {f"0-{child['code']}" for child in page["children"]}
+    assert shown & page["names"].keys() == shown & expected.keys() != set()
+    assert all(expected[prefix] == name for prefix, name in page["names"].items())
+    assert any("-".join(map(str, page["items"][0]["codes"])).startswith(prefix) for prefix in page["names"])
+    every = named.get(f"/v1/codes/*-{page['children'][0]['code']}").json()
+    assert f"*-{page['children'][0]['code']}" in every["names"]
+
+
+def test_results_come_with_the_names_of_their_codes_if_they_are_explained(named: TestClient):
+    answer = named.post("/v1/search", json={"text": "a red circle", "explain": True}).json()
+    ids = ["-".join(map(str, hit["codes"])) + "-" for hit in answer["hits"]]
+    assert answer["names"]
+    assert all(any(id.startswith(f"{prefix}-") for id in ids) for prefix in answer["names"])
+    assert named.post("/v1/search", json={"text": "a red circle"}).json()["names"] is None
+
+
+@pytest.mark.parametrize("mode", ["fast", "rerank", "generate"])
+def test_a_branch_can_be_searched(client: TestClient, index: Index, mode: str):
+    code = int(index.codes[0, 1])
+    under = {id for id, row in zip(ITEMS, index.codes.tolist(), strict=True) if row[1] == code}
+    answer = client.post("/v1/search", json={"text": "a circle", "k": 50, "mode": mode, "branch": f"*-{code}"}).json()
+    assert {hit["id"] for hit in answer["hits"]} == under
+
+
+@pytest.mark.parametrize("branch", ["x", "0-", "1-2-3-4-5-6-7-8-9-10-11-12-13-14"])
+def test_a_branch_that_cannot_be_is_refused(client: TestClient, branch: str):
+    error(client.post("/v1/search", json={"text": "a circle", "branch": branch}), 422, says="codes")
+
+
+def test_an_index_that_changed_gets_new_names(tmp_path: Path):
+    from genius.serve import names
+
+    index = Index.open(copy_index(tmp_path), mini_model())
+    made = names.CodeNames(index)
+    assert not made.ready
+    assert made.of([(0, 1)]) == {}
+    made.refresh()
+    made.wait(PATIENCE)
+    assert made.ready
+    before = made.of(index.codes.tolist())
+    index.add([Item(f"zebra-{n}", text="A zebra in the savannah.") for n in range(8)])
+    made.refresh()  # too early
+    assert made.of(index.codes.tolist()) == before
+    made._next = 0
+    made.refresh()
+    made.wait(PATIENCE)
+    assert any("zebra" in name["name"] for name in made.of(index.codes.tolist()).values())
+
+
+def test_names_that_cannot_be_made_leave_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
+    from genius.serve import names
+
+    def fail(index: Index) -> None:
+        raise GeniusError("It cannot be read.")
+
+    monkeypatch.setattr(names, "code_names", fail)
+    made = names.CodeNames(Index.open(copy_index(tmp_path), mini_model()))
+    made.refresh()
+    made.wait(PATIENCE)
+    assert made.ready
+    assert made.of([(0, 1)]) == {}
+    assert "It cannot be read." in caplog.text

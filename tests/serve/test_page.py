@@ -387,13 +387,62 @@ def test_the_code_tree_can_be_walked_from_the_root(visit: Visit) -> None:
     pattern = child.get_attribute("data-child")
     child.click()
     expect(page.locator("#any-prefix-label")).to_be_visible()
-    with page.expect_response(lambda response: "/v1/codes/" in response.url) as got:
+    with page.expect_response(lambda response: "/v1/codes/*" in response.url) as got:
         page.check("#any-prefix")
     assert got.value.json()["pattern"] == f"*-{pattern.split('-')[1]}"
     page.locator("#breadcrumb a").first.click()
     expect(kinds).to_have_count(3)
     page.click("#codes-close")
     view(page, "home")
+
+
+def test_codes_have_names_and_a_map(visit: Visit) -> None:
+    page = visit("/#/codes/0")
+    expect(page.locator("#codes-children .code-name").first).to_be_visible(timeout=120_000)  # made in the background
+    page.click("#codes-as-map")
+    expect(page.locator("#codes-children")).to_be_hidden()
+    cell = page.locator("[data-cell]").first
+    pattern = cell.get_attribute("data-cell")
+    name = (cell.get_attribute("aria-label") or "").rsplit(", ", 1)[0]
+    cell.click()
+    expect(page.locator("#breadcrumb [aria-current]")).to_have_text(name)
+    assert page.url.endswith(f"#/codes/{pattern}?map=1")
+    page.locator("#breadcrumb a").first.click()
+    expect(page.locator(".map-head")).to_have_count(3)
+    cells = page.locator("[data-cell]").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().toJSON())")
+    assert all(min(cell["width"], cell["height"]) >= 24 for cell in cells)
+    page.click("#codes-as-tiles")
+    expect(page.locator("#codes-children [data-child]")).to_have_count(3)
+
+
+def test_a_search_stays_inside_a_branch_until_it_is_widened(visit: Visit) -> None:
+    page = visit("/#/codes/1")
+    page.click("#codes-inside")
+    view(page, "home")
+    expect(page.locator("#branch-name")).to_have_text("Only in: Texts")
+    answer = search(page, "a red circle")
+    assert {one["codes"][0] for one in answer["hits"]} == {1}
+    assert "branch=1" in page.url
+    page.reload()
+    expect(page.locator("#branch")).to_be_visible()
+    wider = asked(page, lambda: page.click("#remove-branch"))
+    assert len(wider["hits"]) >= len(answer["hits"])
+    assert "branch" not in page.url
+    expect(page.locator("#branch")).to_be_hidden()
+
+
+def test_a_result_says_why_it_was_found(visit: Visit) -> None:
+    page, answer = found(visit, "/?q=a+red+circle&k=12")
+    first = answer["hits"][0]
+    hit(page, first["id"]).locator(".card-open").click()
+    reasons = page.locator("#item-why [data-reason]")
+    expect(reasons.first).to_contain_text("generated for your query")
+    prefixes = reasons.evaluate_all("(all) => all.map((one) => one.dataset.reason)")
+    assert prefixes == ["-".join(map(str, first["codes"][: level + 1])) for level in range(len(prefixes))]
+    others = sum(one["codes"][0] == first["codes"][0] for one in answer["hits"]) - 1
+    expect(reasons.first).to_contain_text(f"shared with {others} other result")
+    reasons.first.locator("a").click()
+    view(page, "codes")
 
 
 # Changing the index
@@ -712,6 +761,7 @@ VIEWS = {
     "home": "/",
     "results": "/?q=a+red+circle&k=4",
     "codes": "/#/codes/2",
+    "map": "/#/codes?map=1",
     "error": "/?q=red&where=no_such_field+%3D+1",
 }
 
@@ -729,9 +779,12 @@ def test_nothing_stands_in_the_way_of_anybody(visit: Visit, window: dict[str, in
 
 
 def arrived(page: Page, name: str) -> None:
-    shown = {"home": "[data-example-like]", "codes": "#codes-items [data-id]", "error": "#error"}.get(
-        name, "#results [data-id]"
-    )
+    shown = {
+        "home": "[data-example-like]",
+        "codes": "#codes-items [data-id]",
+        "map": "[data-cell]",
+        "error": "#error",
+    }.get(name, "#results [data-id]")
     expect(page.locator(shown).first).to_be_visible()
     page.wait_for_function("() => !document.documentElement.dataset.busy")
 

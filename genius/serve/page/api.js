@@ -106,6 +106,7 @@ export function search(query, image, signal) {
     beam: query.beam,
     budget: query.budget || null,
     where: query.where || null,
+    branch: query.branch || null,
     explain: true,
   };
   if (!image) return request("v1/search", { method: "POST", json: body, signal });

@@ -4,6 +4,7 @@
 import { fillImage, item as fetchItem } from "./api.js";
 import { $, el, show } from "./dom.js";
 import { forQuery, isImage } from "./files.js";
+import { pathLabel } from "./names.js";
 import { DEFAULTS } from "./state.js";
 import { title } from "./wording.js";
 
@@ -17,6 +18,7 @@ const MODES = {
 
 let index = ""; // name of the index, "" for the first one
 let image = null; // image file of the query
+let branch = ""; // codes below which to search, "" for all
 let like = ""; // or id of an item to search with
 let preview = null; // blob URL of the image file
 let modalities = {}; // number of items of each modality
@@ -36,6 +38,11 @@ export function startForm(search) {
     if (!file) return;
     await useImage(file);
     $("image").value = "";
+    search(read());
+  });
+  $("remove-branch").addEventListener("click", () => {
+    setBranch("");
+    $("q").focus();
     search(read());
   });
   $("remove-image").addEventListener("click", () => {
@@ -59,6 +66,7 @@ export function startForm(search) {
   $("index").addEventListener("change", () => {
     index = $("index").selectedIndex === 0 ? "" : $("index").value;
     if (like) clearImage(); // the item belongs to the previous index
+    setBranch(""); // so does the branch
     search(read());
   });
 }
@@ -68,7 +76,7 @@ const hasContent = () => Boolean($("q").value.trim() || image || like);
 
 /** The query in the form. */
 export function read() {
-  const query = { ...DEFAULTS, index, q: $("q").value.trim(), like, image };
+  const query = { ...DEFAULTS, index, q: $("q").value.trim(), like, image, branch };
   query.target = [...targets()].find((radio) => radio.checked).value;
   for (const name of SETTINGS) query[name] = NUMBERS.includes(name) ? number(name) : $(name).value.trim();
   return query;
@@ -86,6 +94,7 @@ export function write(query) {
   if ($("q").value.trim() !== query.q) $("q").value = query.q;
   for (const radio of targets()) radio.checked = radio.value === query.target;
   for (const name of SETTINGS) $(name).value = query[name];
+  setBranch(query.branch);
   describeMode();
   showChangedCount();
   if (query.image !== image || query.like !== like) {
@@ -93,6 +102,19 @@ export function write(query) {
     else if (query.like) useLike(query.like);
     else clearImage();
   }
+}
+
+/** Searches only below these codes; "" searches everything. */
+export function setBranch(pattern) {
+  branch = pattern;
+  showBranch();
+}
+
+/** Shows the branch with its name, which may come later than the branch. */
+export function showBranch() {
+  $("branch-name").textContent = branch ? `Only in: ${pathLabel(branch.split("-"))}` : "";
+  $("branch").title = branch ? `Codes ${branch}` : "";
+  show(Boolean(branch), $("branch"));
 }
 
 function describeMode() {

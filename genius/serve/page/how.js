@@ -4,6 +4,7 @@
 import { chips, hasPrefix } from "./chips.js";
 import { image } from "./cards.js";
 import { $, el, show } from "./dom.js";
+import { pathLabel } from "./names.js";
 import { codesAddress } from "./state.js";
 import { buildTree, describe, drawTree, listTree } from "./tree.js";
 import { count, milliseconds, percent, plural, prefixName } from "./wording.js";
@@ -114,6 +115,7 @@ function sharedPrefixes(hits) {
       "li",
       { data: { shared: prefix } },
       chips(codes, { shared: codes.length }),
+      pathLabel(codes).includes(" › ") ? el("span", { class: "code-name" }, pathLabel(codes)) : null,
       el(
         "a",
         {

@@ -13,6 +13,7 @@ import { startHow } from "./how.js";
 import { closeItem, openItem, startItem } from "./item.js";
 import { askForKey } from "./key.js";
 import { listItems, showList, startList } from "./list.js";
+import { forgetNames } from "./names.js";
 import * as results from "./results.js";
 import {
   DEFAULTS,
@@ -34,6 +35,7 @@ const page = document.documentElement;
 
 let indexes = [];
 let shownIndex = null; // name of the index in the page's header
+let namedIndex = null; // name of the index whose codes have names
 let formQuery = null; // identity of the query in the form
 let shownQuery = null; // identity of the query whose results are shown
 let shownView = ""; // the view that is shown, as JSON
@@ -47,9 +49,9 @@ function start() {
   results.startResults((changes) => search({ ...readQuery(), ...changes }));
   startHow();
   startHighlight();
-  startCodes();
+  startCodes(searchInside);
   startList();
-  startItem({ similar, compose, deleted });
+  startItem({ similar, compose, deleted, reasons: (hit) => results.reasons(hit, readQuery().mode) });
   startAdd({ done: reloadIndex, show: (ids) => goToView(itemsAddress(ids)) });
   onFiles(useFiles, $("dropzone"));
   document.addEventListener("click", click);
@@ -72,6 +74,10 @@ function render() {
   }
   const query = readQuery();
   useIndex(query.index);
+  if (query.index !== namedIndex) {
+    namedIndex = query.index;
+    forgetNames();
+  }
   const id = identity(query);
   if (id !== formQuery) form.write(query); // otherwise keep what the user has entered since
   formQuery = id;
@@ -178,6 +184,18 @@ function similar({ id, modality }) {
   scrollTo(0, 0);
 }
 
+/** Lets the user search below a prefix of codes. */
+function searchInside(pattern) {
+  const query = form.read();
+  const wanted = { ...query, branch: pattern, target: "" };
+  if (isEmpty(wanted)) {
+    goToView("");
+    form.setBranch(pattern);
+  } else search(wanted);
+  $("q").focus();
+  scrollTo(0, 0);
+}
+
 /** The options of the search, which stay when the query changes. */
 function settings() {
   const { mode, k, beam, budget, where } = form.read();
@@ -200,6 +218,7 @@ function deleted(id) {
 
 function reloadIndex() {
   shownQuery = null;
+  forgetNames();
   forgetHome();
   loadIndexes();
 }

@@ -5,6 +5,7 @@ import { card, fillGrid, skeletons } from "./cards.js";
 import { commonLength } from "./chips.js";
 import { $, el, show } from "./dom.js";
 import { showHow } from "./how.js";
+import { learnNames } from "./names.js";
 import { milliseconds, plural } from "./wording.js";
 
 const SKELETON_DELAY = 200; // milliseconds before skeletons replace the previous results
@@ -35,6 +36,20 @@ export function startResults(widen) {
 }
 
 export const hits = () => shown.hits;
+
+/**
+ * Why a hit was found: for each of its codes that counts, the prefix, whether the model generated it, and how many other
+ * results share it. Codes after the last one that is generated or shared are left out.
+ */
+export function reasons(hit, mode) {
+  const generated = generatedLength(hit, shown.tree, mode);
+  const length = Math.max(generated, sharedLength(hit, shown.hits));
+  return hit.codes.slice(0, length).map((_, level) => {
+    const prefix = hit.codes.slice(0, level + 1);
+    const sharing = shown.hits.filter((one) => one !== hit && commonLength(one.codes, prefix) === prefix.length);
+    return { prefix, generated: level < generated, sharing: sharing.length };
+  });
+}
 
 /** Runs a search and shows its results. */
 export async function run(query, attempt = 1) {
@@ -89,6 +104,7 @@ export function clear() {
 
 function showAnswer(answer, query) {
   shown = answer;
+  learnNames(answer.names);
   const { hits } = answer;
   const cards = hits.map((hit) =>
     card(hit, { mode: query.mode, shared: sharedLength(hit, hits), generated: generatedLength(hit, answer.tree, query.mode) }),
@@ -118,12 +134,13 @@ function showNothing(query, answer) {
   $("how").replaceChildren();
   const offers = [];
   const offer = (label, changes) => offers.push(el("button", { type: "button", onclick: () => onWiden(changes) }, label));
+  if (query.branch) offer("Search the whole index", { branch: "" });
   if (query.where) offer("Search without the filter", { where: "" });
   if (query.target) offer("Search all modalities", { target: "" });
   $("none-why").textContent = !answer.items
     ? "The index is empty."
     : offers.length
-      ? "No item matches the filter or the target."
+      ? "No item matches the filter, the branch or the target."
       : "The index has no items for this query.";
   $("none-actions").replaceChildren(...offers);
 }

@@ -10,6 +10,7 @@ export const DEFAULTS = Object.freeze({
   beam: 50,
   budget: "", // follows the size of the index
   where: "",
+  branch: "", // codes joined by "-": search only below them
   instruction: "",
   index: "",
 });
@@ -74,18 +75,23 @@ export function goToQuery(query, { replace = false } = {}) {
   changed();
 }
 
-/** The view: {name: "search"}, {name: "codes", pattern, offset} or {name: "items", ids}. */
+/** The view: {name: "search"}, {name: "codes", pattern, offset, map} or {name: "items", ids}. */
 export function readView() {
   const [path, rest = ""] = location.hash.replace(/^#/, "").split("?");
   const parameters = new URLSearchParams(rest);
   const codes = path.match(/^\/codes(?:\/([\d*-]*))?$/);
-  if (codes) return { name: "codes", pattern: codes[1] ?? "", offset: Number(parameters.get("offset")) || 0 };
+  if (codes) {
+    const offset = Number(parameters.get("offset")) || 0;
+    return { name: "codes", pattern: codes[1] ?? "", offset, map: parameters.has("map") };
+  }
   if (path === "/items") return { name: "items", ids: parameters.getAll("id") };
   return { name: "search" };
 }
 
-export function codesAddress(codes, offset = 0) {
+/** map: show the codes as a map. */
+export function codesAddress(codes, offset = 0, map = false) {
   const path = codes.length ? `#/codes/${codes.join("-")}` : "#/codes";
+  if (map) return `${path}?map=1`;
   return offset ? `${path}?offset=${offset}` : path;
 }
 

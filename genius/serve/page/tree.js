@@ -4,8 +4,9 @@
 import { fillImage } from "./api.js";
 import { commonLength } from "./chips.js";
 import { el, svg } from "./dom.js";
+import { codeLabel, nameOf, pathLabel, shortLabel } from "./names.js";
 import { codesAddress } from "./state.js";
-import { codeName, logProbability, percent, plural, prefixName, title } from "./wording.js";
+import { logProbability, percent, plural, prefixName, title } from "./wording.js";
 
 const MAX_LEAVES = 18;
 const MAX_NODES = 60;
@@ -80,10 +81,19 @@ function collapse(at) {
     let last = child;
     while (last.codes.length > 1 && last.children.length === 1 && !last.end) last = last.children[0];
     last.parent = at;
-    last.label = last.codes.slice(at.codes.length).map((code, i) => codeName(code, at.codes.length + i));
+    last.label = labels(last.codes, at.codes.length);
     return collapse(last);
   });
   return at;
+}
+
+/** The labels of the codes from a level on: the name of the last code that has one, or all numbers. */
+function labels(codes, from) {
+  for (let length = codes.length; length > Math.max(1, from); length -= 1) {
+    const prefix = codes.slice(0, length);
+    if (nameOf(prefix, { mixed: false })) return [shortLabel(prefix)];
+  }
+  return codes.slice(from).map((code, i) => (from + i === 0 ? codeLabel([code]) : `${code}`));
 }
 
 const size = (at) => at.children.reduce((sum, child) => sum + size(child), 1);
@@ -99,7 +109,13 @@ export function describe(at) {
   if (!at.codes.length)
     return `The query. ${plural(at.items, "item")} were found under these prefixes.`;
   const results = at.hits.length ? `, ${plural(at.hits.length, "result")} here` : "";
-  return `${prefixName(at.codes)}: ${facts(at)} (${percent(at.mass)} of all beams)${results}.`;
+  return `${prefixName(at.codes)}${named(at.codes)}: ${facts(at)} (${percent(at.mass)} of all beams)${results}.`;
+}
+
+/** The names of a prefix, in brackets, or "". */
+function named(codes) {
+  const path = pathLabel(codes);
+  return path.includes(" › ") ? ` (${path})` : "";
 }
 
 /** An SVG of the tree. onPoint: called with the description of the node that is pointed at. */
@@ -240,7 +256,7 @@ function entry(at) {
   return el(
     "li",
     {},
-    el("a", { href: codesAddress(at.codes), data: { prefix: at.codes.join("-") } }, prefixName(at.codes)),
+    el("a", { href: codesAddress(at.codes), data: { prefix: at.codes.join("-") } }, `${prefixName(at.codes)}${named(at.codes)}`),
     ` ${facts(at)}${results}`,
     at.children.length ? el("ul", {}, at.children.map(entry)) : null,
   );

@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
+from genius.search.options import parse_pattern
 from genius.search.results import CodedItem, CodePage
 from genius.serve.hosted import HostedIndex
 from genius.serve.problems import HttpProblem
@@ -24,14 +25,17 @@ from genius.serve.schemas import CodesResponse
 router = APIRouter(tags=["codes"])
 
 MAX_CHILDREN = 60
+Children = Annotated[int, Query(ge=1, le=300, description="Maximum number of codes of the next level to list.")]
 
 
 @router.get(
     "/v1/codes", summary="The root of the code tree.", response_model=CodesResponse, responses=errors(404, 422, 503)
 )
-async def get_root_codes(request: Request, served: ReadyIndex, limit: Limit = 50, offset: Offset = 0) -> Response:
+async def get_root_codes(
+    request: Request, served: ReadyIndex, limit: Limit = 50, offset: Offset = 0, children: Children = MAX_CHILDREN
+) -> Response:
     """All items, and the codes of the first level."""
-    return await _page(request, served, "", limit, offset)
+    return await _page(request, served, "", limit, offset, children)
 
 
 @router.get(
@@ -54,27 +58,30 @@ async def get_codes(
     served: ReadyIndex,
     limit: Limit = 50,
     offset: Offset = 0,
+    children: Children = MAX_CHILDREN,
 ) -> Response:
     """The items whose IDs start with these codes, and the codes of the next level."""
-    return await _page(request, served, pattern, limit, offset)
+    return await _page(request, served, pattern, limit, offset, children)
 
 
-async def _page(request: Request, served: HostedIndex, pattern: str, limit: int, offset: int) -> Response:
+async def _page(request: Request, served: HostedIndex, pattern: str, limit: int, offset: int, most: int) -> Response:
     codes = _parse(pattern, served.index.header.sizes)
 
     def read() -> tuple[CodePage, dict[str, CodedItem]]:
         page = served.index.browse_codes(codes, limit, offset)
-        examples = get_coded(served.index, [child.example for child in page.children[:MAX_CHILDREN]])
+        examples = get_coded(served.index, [child.example for child in page.children[:most]])
         return page, {coded.item.id: coded for coded in examples}
 
     page, examples = await request.app.state.pools.read(read)
     sizes = list(served.index.header.sizes)
     children = []
-    for child in page.children[:MAX_CHILDREN]:
+    for child in page.children[:most]:
         coded = examples.get(child.example)
         if coded is not None:  # None: deleted in the meantime
             example = item_json(coded.item, modality_of(coded), served.name)
             children.append({"code": child.code, "items": child.items, "example": example})
+    served.names.refresh()
+    named = [codes, *([*codes, child["code"]] for child in children), *(coded.codes for coded in page.items)]
     return json_response(
         {
             "pattern": pattern,
@@ -84,18 +91,19 @@ async def _page(request: Request, served: HostedIndex, pattern: str, limit: int,
             "total": page.total,
             "ids": page.ids,
             "children": children,
-            "more_children": max(0, len(page.children) - MAX_CHILDREN),
+            "more_children": max(0, len(page.children) - most),
             "items": [coded_json(coded, served.name) for coded in page.items],
+            "names": served.names.of(named),
+            "names_ready": served.names.ready,
         }
     )
 
 
 def _parse(pattern: str, sizes: tuple[int, ...]) -> list[int | None]:
     """The codes of a pattern. Codes that cannot occur are errors; codes without items are not."""
-    parts = pattern.split("-") if pattern else []
-    if len(parts) > len(sizes):
-        raise HttpProblem(422, f"`pattern` has {len(parts)} codes; the IDs of this index have {len(sizes)}.", "pattern")
-    codes = [None if part == "*" else int(part) for part in parts]
+    codes = list(parse_pattern(pattern)) if pattern else []
+    if len(codes) > len(sizes):
+        raise HttpProblem(422, f"`pattern` has {len(codes)} codes; the IDs of this index have {len(sizes)}.", "pattern")
     for level, (code, size) in enumerate(zip(codes, sizes, strict=False)):
         if code is not None and code >= size:
             raise HttpProblem(422, f"Code {code} is too high: level {level + 1} has codes 0 to {size - 1}.", "pattern")

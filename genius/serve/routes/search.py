@@ -136,6 +136,7 @@ def _result_json(result: ServedResult, served: HostedIndex, explain: bool) -> di
         "batch": result.batch,
         "candidates": result.candidates,
         "tree": _tree_json(result, served) if explain else None,
+        "names": _names_json(result, served) if explain else None,
     }
 
 
@@ -144,6 +145,11 @@ def _encode_batch(body: SearchBatchRequest, results: list[ServedResult | GeniusE
     pairs = zip(body.queries, results, strict=True)
     shown = (_result_json(result, served, one.explain) for one, result in pairs if isinstance(result, ServedResult))
     return b'{"answers":[' + b",".join(map(encode_json, shown)) + b"]}"
+
+
+def _names_json(result: ServedResult, served: HostedIndex) -> dict[str, Any]:
+    served.names.refresh()
+    return served.names.of([*(hit.codes for hit in result.hits), *(branch.codes for branch in result.branches)])
 
 
 def _tree_json(result: ServedResult, served: HostedIndex) -> dict[str, Any]:
