@@ -53,7 +53,8 @@ def test_items_alone_under_their_codes_are_counted(collection):
 
 def test_names_hold_for_other_items_if_codes_follow_the_words(collection):
     """Codes that are the colours are named perfectly; codes that were drawn are not."""
-    colour = np.array([["red", "green", "blue", "host"].index(id.split("-")[0].replace("hostile", "host")) for id in collection.ids])
+    colours = ["red", "green", "blue", "hostile"]
+    colour = [colours.index(id.split("-")[0]) for id in collection.ids]
     right = collection.select(np.arange(len(collection)))
     right.codes[:, 1] = colour
     right.codes[:, 2] = np.random.default_rng(0).integers(0, 8, len(collection))

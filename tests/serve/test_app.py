@@ -1170,7 +1170,7 @@ def test_a_branch_can_be_searched(client: TestClient, index: Index, mode: str):
 
 @pytest.mark.parametrize("branch", ["x", "0-", "1-2-3-4-5-6-7-8-9-10-11-12-13-14"])
 def test_a_branch_that_cannot_be_is_refused(client: TestClient, branch: str):
-    error(client.post("/v1/search", json={"text": "a circle", "branch": branch}), 422, says="codes")
+    error(client.post("/v1/search", json={"text": "a circle", "branch": branch}), 422, "branch", says="codes")
 
 
 def test_an_index_that_changed_gets_new_names(tmp_path: Path):

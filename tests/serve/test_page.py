@@ -779,12 +779,8 @@ def test_nothing_stands_in_the_way_of_anybody(visit: Visit, window: dict[str, in
 
 
 def arrived(page: Page, name: str) -> None:
-    shown = {
-        "home": "[data-example-like]",
-        "codes": "#codes-items [data-id]",
-        "map": "[data-cell]",
-        "error": "#error",
-    }.get(name, "#results [data-id]")
+    places = {"home": "[data-example-like]", "codes": "#codes-items [data-id]", "map": "[data-cell]", "error": "#error"}
+    shown = places.get(name, "#results [data-id]")
     expect(page.locator(shown).first).to_be_visible()
     page.wait_for_function("() => !document.documentElement.dataset.busy")
 

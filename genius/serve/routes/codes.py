@@ -5,10 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from genius.search.options import parse_pattern
 from genius.search.results import CodedItem, CodePage
 from genius.serve.hosted import HostedIndex
-from genius.serve.problems import HttpProblem
 from genius.serve.responses import json_response
 from genius.serve.routes.dependencies import (
     Limit,
@@ -19,6 +17,7 @@ from genius.serve.routes.dependencies import (
     get_coded,
     item_json,
     modality_of,
+    parse_codes,
 )
 from genius.serve.schemas import CodesResponse
 
@@ -65,7 +64,7 @@ async def get_codes(
 
 
 async def _page(request: Request, served: HostedIndex, pattern: str, limit: int, offset: int, most: int) -> Response:
-    codes = _parse(pattern, served.index.header.sizes)
+    codes = parse_codes(pattern, served.index.header.sizes, "pattern") if pattern else []
 
     def read() -> tuple[CodePage, dict[str, CodedItem]]:
         page = served.index.browse_codes(codes, limit, offset)
@@ -97,14 +96,3 @@ async def _page(request: Request, served: HostedIndex, pattern: str, limit: int,
             "names_ready": served.names.ready,
         }
     )
-
-
-def _parse(pattern: str, sizes: tuple[int, ...]) -> list[int | None]:
-    """The codes of a pattern. Codes that cannot occur are errors; codes without items are not."""
-    codes = list(parse_pattern(pattern)) if pattern else []
-    if len(codes) > len(sizes):
-        raise HttpProblem(422, f"`pattern` has {len(codes)} codes; the IDs of this index have {len(sizes)}.", "pattern")
-    for level, (code, size) in enumerate(zip(codes, sizes, strict=False)):
-        if code is not None and code >= size:
-            raise HttpProblem(422, f"Code {code} is too high: level {level + 1} has codes 0 to {size - 1}.", "pattern")
-    return codes

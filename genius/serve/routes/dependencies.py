@@ -10,8 +10,9 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import ClientDisconnect
 
 from genius.data.items import Item, Modality
-from genius.errors import BadItem
+from genius.errors import BadItem, GeniusError
 from genius.index.index import Index
+from genius.search.options import parse_pattern
 from genius.search.results import CodedItem
 from genius.serve.hosted import HostedIndex
 from genius.serve.limits import MAX_PAGE, MAX_WHERE, NOT_READY, ServiceUnavailable
@@ -112,6 +113,26 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The error responses of an operation, for the OpenAPI description."""
     described = {**{status: _DESCRIPTIONS[status] for status in statuses}, **_COMMON}
     return {status: {"model": ErrorResponse, "description": described[status]} for status in sorted(described)}
+
+
+def parse_codes(pattern: str, sizes: tuple[int, ...], field: str) -> list[int | None]:
+    """The codes of a pattern. Codes that cannot occur are errors; codes without items are not.
+
+    Args:
+        pattern: See `parse_pattern`.
+        sizes: Number of codes of each level.
+        field: The request field or parameter that holds the pattern.
+    """
+    try:
+        codes = list(parse_pattern(pattern))
+    except GeniusError as error:
+        raise HttpProblem(422, str(error), field) from error
+    if len(codes) > len(sizes):
+        raise HttpProblem(422, f"`{field}` has {len(codes)} codes; the IDs of this index have {len(sizes)}.", field)
+    for level, (code, size) in enumerate(zip(codes, sizes, strict=False)):
+        if code is not None and code >= size:
+            raise HttpProblem(422, f"Code {code} is too high: level {level + 1} has codes 0 to {size - 1}.", field)
+    return codes
 
 
 def item_url(route: str, id: str, index: str) -> str:

@@ -17,7 +17,7 @@ from genius.serve.limits import QueryExpired, ServiceUnavailable
 from genius.serve.openapi import request_body
 from genius.serve.problems import HttpProblem, problem_from, quote_name
 from genius.serve.responses import encode_json, json_response
-from genius.serve.routes.dependencies import ReadyIndex, cancel_on_disconnect, errors, item_json
+from genius.serve.routes.dependencies import ReadyIndex, cancel_on_disconnect, errors, item_json, parse_codes
 from genius.serve.schemas import SearchBatchRequest, SearchBatchResponse, SearchRequest, SearchResponse
 
 router = APIRouter(tags=["search"])
@@ -40,7 +40,7 @@ async def search(request: Request, served: ReadyIndex) -> Response:
     """
     body = await read_body(request, SearchRequest)
     query, pixels = await _query(request, served, body)
-    result = await cancel_on_disconnect(request, served.batcher.search(query, _options(body), pixels))
+    result = await cancel_on_disconnect(request, served.batcher.search(query, _options(body, served), pixels))
     return json_response(_result_json(result, served, body.explain))
 
 
@@ -61,7 +61,7 @@ async def search_batch(request: Request, served: ReadyIndex) -> Response:
     for place, one in enumerate(body.queries):
         try:
             query, pixels = await _query(request, served, one)
-            queries.append((query, _options(one), pixels))
+            queries.append((query, _options(one, served), pixels))
         except GeniusError as error:
             raise problem_from(error).within(f"queries.{place}") from error
         except HttpProblem as problem:
@@ -76,7 +76,9 @@ async def search_batch(request: Request, served: ReadyIndex) -> Response:
     return json_response(encoded)
 
 
-def _options(body: SearchRequest) -> SearchOptions:
+def _options(body: SearchRequest, served: HostedIndex) -> SearchOptions:
+    if body.branch:
+        parse_codes(body.branch, served.index.header.sizes, "branch")
     ids = None if body.ids is None else frozenset(body.ids)
     return SearchOptions(
         k=body.k,
