@@ -61,8 +61,8 @@ def draw_gallery(index: Index, atlas: Atlas, level: int, path: Path) -> bool:
     chosen = clearest_codes(atlas, level)
     if not chosen:
         return False
-    with figure(path, 7.2, 0.5 + 0.95 * len(chosen)) as made:
-        grid = made.add_gridspec(len(chosen), 1 + IMAGES + TEXTS, width_ratios=[1.5, *[1] * IMAGES, *[1.7] * TEXTS])
+    with figure(path, 7.2, 0.3 + 0.72 * len(chosen)) as made:
+        grid = made.add_gridspec(len(chosen), 1 + IMAGES + TEXTS, width_ratios=[1.6, *[1] * IMAGES, *[1.8] * TEXTS])
         made.suptitle(f"Codes of level {level}", x=0.01, ha="left", fontsize=11, fontweight="bold")
         for row, node in enumerate(chosen):
             cells = [made.add_subplot(grid[row, column]) for column in range(1 + IMAGES + TEXTS)]
@@ -103,8 +103,9 @@ def _split(atlas: Atlas, node: Node) -> tuple[list[int], list[int]]:
 
 
 def _square(image: Image.Image) -> np.ndarray:
-    """The image on a white square."""
-    image.thumbnail((PIXELS, PIXELS))
+    """The image as large as fits on a white square."""
+    scale = PIXELS / max(image.size)
+    image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
     square = Image.new("RGB", (PIXELS, PIXELS), "white")
     square.paste(image, ((PIXELS - image.width) // 2, (PIXELS - image.height) // 2))
     return np.asarray(square)
