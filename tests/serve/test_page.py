@@ -423,7 +423,7 @@ def test_a_search_stays_inside_a_branch_until_it_is_widened(visit: Visit) -> Non
     answer = search(page, "a red circle")
     assert {one["codes"][0] for one in answer["hits"]} == {1}
     assert "branch=1" in page.url
-    page.reload()
+    asked(page, page.reload)
     expect(page.locator("#branch")).to_be_visible()
     wider = asked(page, lambda: page.click("#remove-branch"))
     assert len(wider["hits"]) >= len(answer["hits"])
