@@ -67,7 +67,7 @@ class CodeNames:
         try:
             names = code_names(self._index)
         except Exception as error:  # the page works with numbers
-            log.warning("The codes of %s have no names: %s", self._index.path.name, error)
+            log.warning("The codes of %s have no names: %s", self._index.path, error)
             names = {}
         with self._lock:
             self._names, self._version = names, version
