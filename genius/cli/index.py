@@ -87,6 +87,8 @@ def index_create(
 ) -> None:
     """Create an index and add the items of SOURCE."""
     if encoder is not None:
+        if model != "mini":
+            raise BadData("--model and --encoder exclude each other: the codes are fitted to the encoder.")
         _create_fitted(path, sources or [], encoder, codes_only, store_images)
     from genius.index.creation import creating
     from genius.model.genius import Genius

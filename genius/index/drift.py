@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from genius.index.models import model_path
+from genius.index.models import model_folder
 from genius.index.recode import stored_vectors
 from genius.index.snapshot import Snapshot
 from genius.index.storage import to_codes, vector_columns
@@ -42,8 +42,9 @@ class Drift:
 def index_drift(snapshot: Snapshot) -> Drift | None:
     """Measure the drift of an index; None without embeddings, a fitted model, or items added since."""
     header = snapshot.header
-    report = FitReport.read(model_path(snapshot.folder, header.model)) if header.model else None
-    if report is None or not header.embeddings or report.error <= 0:
+    folder = model_folder(snapshot.folder, header.model)
+    report = None if folder is None else FitReport.read(folder)
+    if folder is None or report is None or not header.embeddings or report.error <= 0:
         return None
     with snapshot.reading():
         rows = snapshot.dataset.to_table(columns=[CREATED], with_row_id=True)
@@ -54,7 +55,7 @@ def index_drift(snapshot: Snapshot) -> Drift | None:
             return None
         chosen = np.random.default_rng(0).permutation(added)[:SAMPLE]
         table = snapshot.dataset._take_rows(np.sort(chosen).tolist(), ["modality", *vector_columns(header)])
-    quantizer = load_quantizer(model_path(snapshot.folder, header.model or ""))
+    quantizer = load_quantizer(folder)
     decoded = quantizer.decode(to_codes(table, header))
     vectors = stored_vectors(table)
     error = float(np.square(vectors.embedding() - decoded).sum(1).mean())

@@ -48,6 +48,12 @@ def model_path(folder: Folder, source: str) -> str:
     return folder.local_copy(source) if source.startswith(f"{MODELS}/") else source
 
 
+def model_folder(folder: Folder, source: str | None) -> Path | None:
+    """The folder of the model that a header names; None for a bundled model, one of the hub, or one not saved."""
+    path = model_path(folder, source) if source else ""
+    return Path(path) if source and (os.path.isabs(source) or path != source) else None
+
+
 def remove_unused_models(folder: Folder, dataset: lance.LanceDataset) -> None:
     """Remove the models inside an index that none of its versions names."""
     homes = [f"{MODELS}/{name}" for name in folder.names(MODELS)]

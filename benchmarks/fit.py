@@ -1,0 +1,223 @@
+"""How good fitted models are (docs/fit.md).
+
+    python benchmarks/fit.py bench BENCH --trained MODEL --run RUN [--limit 300] [--model FOLDER]
+    python benchmarks/fit.py backbones BENCH [--limit 300]
+    python benchmarks/fit.py shipped DATA [--limit 300]
+    python benchmarks/fit.py size 30000 [--dim 256] [--vectors MODEL]
+
+bench: labels hidden. The collection are the candidates of train and val of BENCH, as stage-1 vectors of `mini`, which
+MODEL, a folder of `genius train BENCH ...`, holds. Tested on the test split, whose vectors RUN holds, a run of `genius
+evaluate BENCH --out RUN`. `mini` as shipped is measured beside it.
+backbones: the same for ready vectors of the frozen backbones alone: EfficientNet-Lite2 (image -> image tasks) and
+MiniLM (text -> text tasks).
+shipped: codebooks of `mini` as shipped against those fitted to the candidates of a benchmark, with the same encoder.
+size: time and memory of a fit of so many vectors: those of MODEL, mixed in pairs, or drawn.
+"""
+
+import argparse
+import io
+import json
+import resource
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from genius import Genius
+from genius.data.mbeir import Benchmark
+from genius.data.splits import SplitData, Vocabulary, read_split
+from genius.encoders.base import Vectors
+from genius.encoders.precomputed import PrecomputedEncoder
+from genius.evaluation.encoded_split import EncodedSplit, encode_split, read_evaluation_split
+from genius.evaluation.evaluate import evaluate_encoded
+from genius.fit.collection import Collection, normalised
+from genius.fit.encoders import OpenedEncoder
+from genius.fit.run import fit_vectors
+from genius.fit.settings import FitSettings
+from genius.train.data import FrozenVectors, TrainingData
+
+METHODS = ("exact", "generate", "rerank", "fast", "codes")
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO())
+
+
+def measured(model: Genius, data: SplitData, vectors: FrozenVectors, label: str) -> dict[str, float]:
+    """Print Recall@5 of each method, the mean over tasks in their own pools, and its ratio to exact search."""
+    codes = model.codes(vectors.vectors(data.text, data.image))
+    results = evaluate_encoded(model, EncodedSplit(data, vectors, codes), ("local",), METHODS, console=quiet())
+    recalls = {method: float(np.mean([r.recall[5] for r in results if r.method == method])) for method in METHODS}
+    print(f"{label}: exact {recalls['exact']:.1f}; ", end="")
+    print(", ".join(f"{m} {recalls[m]:.1f} ({recalls[m] / recalls['exact']:.3f})" for m in METHODS[1:]), flush=True)
+    return recalls
+
+
+def bench(given: argparse.Namespace) -> None:
+    facts = json.loads((given.trained / "training/run.json").read_text())
+    data = TrainingData(
+        [Path(root) for root in facts["data"]], facts["config"]["seed"], facts["config"]["derived_prompts"]
+    )
+    texts, images = (np.load(given.trained / f"training/{name}.npy", mmap_mode="r") for name in ("texts", "images"))
+    benchmark, parts = Benchmark(given.data), []
+    for name in ("train", "val"):
+        split: SplitData = getattr(data, name)
+        rows = np.arange(sum(1 for _ in benchmark.global_pool(name)))  # those of the first benchmark come first
+        parts.append(Vectors(images[split.image[rows]], texts[split.text[rows]]))
+    collection = Collection.of(Vectors.concatenate(parts))
+    mini = Genius.from_pretrained("mini")
+    fitted, _ = fit_vectors(collection, OpenedEncoder(mini.encoder, True), settings(given), console=Console())
+    if given.model:
+        fitted.save_pretrained(given.model)
+    asked = read_evaluation_split(benchmark, "test", given.limit)
+    with np.load(given.run / "vectors.npz") as stored:
+        known = {}
+        for side, names in (("texts", asked.texts), ("images", asked.images)):
+            known[side] = np.zeros((len(names) + 1, mini.dim), np.float32)
+            known[side][stored[f"{side}_rows"]] = stored[side]
+    vectors = FrozenVectors(known["texts"], known["images"])
+    measured(fitted, asked.data, vectors, "fitted")
+    measured(mini, asked.data, vectors, "as shipped")
+
+
+def shipped(given: argparse.Namespace) -> None:
+    """The collection is the pool of the test split itself: what a user indexes."""
+    mini = Genius.from_pretrained(given.encoder)
+    asked = read_evaluation_split(Benchmark(given.data), "test", given.limit)
+    encoded = encode_split(mini, asked, console=quiet())
+    vectors = encoded.stage_vectors
+    assert isinstance(vectors, FrozenVectors)
+    collection = Collection.of(encoded.vectors(asked.data.text, asked.data.image))
+    fitted, _ = fit_vectors(collection, OpenedEncoder(mini.encoder, True), settings(given), console=Console())
+    measured(mini, asked.data, vectors, "as shipped")
+    measured(fitted, asked.data, vectors, "fitted")
+
+
+def backbones(given: argparse.Namespace) -> None:
+    from genius.data.images import load_image
+    from genius.encoders.efficientnet import EfficientNetLite2, to_pixels
+    from genius.encoders.minilm import MiniLM
+
+    benchmark = Benchmark(given.data)
+    asked = read_evaluation_split(benchmark, "test", given.limit)
+    seen, pictures = Vocabulary(), Vocabulary()
+    train = read_split([benchmark], "train", seen, pictures)
+    tasks = {kind: [t for t in asked.data.tasks if ends(t, kind)] for kind in ("image", "text")}
+    for kind in ("image", "text"):
+        if not tasks[kind]:
+            continue
+        names = (pictures if kind == "image" else seen).names
+        numbers = np.unique(getattr(train, kind))
+        learned = [names[number] for number in numbers[numbers >= 0][: given.items]]
+        own = asked.images if kind == "image" else asked.texts
+        parts = [part for t in tasks[kind] for part in (getattr(t, kind), getattr(asked.data, kind)[t.pool])]
+        used = np.unique(np.concatenate(parts))
+        used = used[used >= 0]
+        if kind == "image":
+            network = EfficientNetLite2(1)
+
+            def encode(paths: list[str], network: EfficientNetLite2 = network) -> np.ndarray:
+                blocks = [paths[start : start + 64] for start in range(0, len(paths), 64)]
+                return np.concatenate(
+                    [network.features(np.stack([to_pixels(load_image(p)) for p in block]))[1] for block in blocks]
+                )
+        else:
+            words = MiniLM(True)
+
+            def encode(texts: list[str], words: MiniLM = words) -> np.ndarray:
+                ids = words.tokenize(texts)
+                batches, offsets = words.plan(ids)
+                states = np.zeros((int(offsets[-1]), 384), np.float32)
+                words.fill(states, offsets, ids, batches)
+                return np.add.reduceat(states, offsets[:-1]) / np.diff(offsets)[:, None]
+
+        table = encode(learned)
+        known = np.zeros((len(own) + 1, table.shape[1]), np.float32)
+        known[used] = normalised(encode([own[number] for number in used]))
+        nothing = np.zeros_like(known)
+        collection = Collection.of(Vectors(*(table, np.zeros_like(table))[:: 1 if kind == "image" else -1]))
+        opened = OpenedEncoder(PrecomputedEncoder(table.shape[1]), False)
+        fitted, _ = fit_vectors(collection, opened, settings(given), console=Console())
+        data = SplitData(tasks[kind], asked.data.dids, asked.data.text, asked.data.image)
+        pool = np.unique(np.concatenate([t.pool for t in tasks[kind]]))
+        outside = np.setdiff1d(np.arange(len(data.text)), pool)
+        data.text[outside] = data.image[outside] = -1
+        vectors = FrozenVectors(nothing, known) if kind == "image" else FrozenVectors(known, nothing)
+        measured(fitted, data, vectors, f"{kind} -> {kind}, {table.shape[1]} dimensions")
+
+
+def ends(task: object, kind: str) -> bool:
+    """Whether queries and answers of a task are of one kind."""
+    own = task.task  # type: ignore[attr-defined]
+    return own.query_modality.label == kind and own.target_modality.label == kind
+
+
+def size(given: argparse.Namespace) -> None:
+    rng = np.random.default_rng(0)
+    path = given.out / f"vectors-{given.items}.npy"
+    if not path.exists():
+        if given.vectors:
+            source = np.load(given.vectors / "training/texts.npy", mmap_mode="r")[:-1]
+            written = np.lib.format.open_memmap(path, "w+", np.float16, (given.items, source.shape[1]))
+            for start in range(0, given.items, 65_536):
+                count = min(65_536, given.items - start)
+                first, second = (source[np.sort(rng.integers(len(source), size=count))] for _ in range(2))
+                written[start : start + count] = normalised(
+                    first + 0.5 * rng.random((count, 1)) * second[rng.permutation(count)]
+                )
+        else:
+            centres = rng.standard_normal((1000, given.dim))
+            np.save(
+                path,
+                (centres[rng.integers(1000, size=given.items)] + rng.standard_normal((given.items, given.dim))).astype(
+                    np.float16
+                ),
+            )
+    wall, cpu = time.monotonic(), time.process_time()
+    collection = Collection.of(np.load(path, mmap_mode="r"))
+    opened = OpenedEncoder(PrecomputedEncoder(collection.dim), False)
+    fit_vectors(collection, opened, settings(given), console=Console())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(
+        f"{given.items:,} vectors of {collection.dim} dimensions: {time.monotonic() - wall:.0f} s, "
+        f"{time.process_time() - cpu:.0f} s of CPU, {peak:.2f} GB at most"
+    )
+
+
+def settings(given: argparse.Namespace) -> FitSettings:
+    return FitSettings(layers=given.layers, steps=given.steps, levels=given.levels, sample=given.sample)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sections = parser.add_subparsers(dest="section", required=True)
+    for section in (bench, backbones, shipped, size):
+        one = sections.add_parser(section.__name__)
+        one.set_defaults(run_section=section)
+        if section is size:
+            one.add_argument("items", type=int)
+            one.add_argument("--dim", type=int, default=256)
+            one.add_argument("--vectors", type=Path)
+            one.add_argument("--out", type=Path, default=Path("."))
+        else:
+            one.add_argument("data", type=Path)
+            one.add_argument("--limit", type=int, default=300)
+        if section is bench:
+            one.add_argument("--trained", type=Path, required=True)
+            one.add_argument("--run", type=Path, required=True)
+            one.add_argument("--model", type=Path)
+        if section is backbones:
+            one.add_argument("--items", type=int, default=10_000)
+        if section is shipped:
+            one.add_argument("--encoder", default="mini")
+        one.add_argument("--layers", type=int, default=0)
+        one.add_argument("--levels", type=int)
+        one.add_argument("--steps", type=int, default=2000)
+        one.add_argument("--sample", type=int, default=FitSettings.sample)
+    given = parser.parse_args()
+    given.run_section(given)
+
+
+if __name__ == "__main__":
+    main()
