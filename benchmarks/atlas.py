@@ -98,7 +98,7 @@ class GeneratedEncoder:
     def encode(self, inputs: Sequence[Prepared], progress: bool = False) -> Vectors:
         none = np.zeros(self.dim, np.float32)
         image = [none if one.pixels is None else self._vector(int(one.pixels[0]), int(one.pixels[0])) for one in inputs]
-        text = [self._vector(int(one.text[5:8]), zlib.crc32(one.text.encode())) if one.text else none for one in inputs]
+        text = [self._vector(_topic(one.text), zlib.crc32(one.text.encode())) if one.text else none for one in inputs]
         return Vectors(np.array(image).reshape(-1, self.dim), np.array(text).reshape(-1, self.dim))
 
     def _vector(self, topic: int, seed: int) -> np.ndarray:
@@ -112,12 +112,18 @@ class GeneratedEncoder:
         return {"kind": self.kind}
 
 
+def _topic(text: str) -> int:
+    """The number that a generated text begins with; 0 of any other text."""
+    number = text[5:8]
+    return int(number) if number.isdigit() else 0
+
+
 def generated_items(folder: Path, count: int) -> Any:
     """A third each of images, texts and pairs. Texts are a topic and eight words of its own or of all."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(1)
     for number in range(TOPICS * 5):
-        pixels = random.integers(0, 255, (96, 128, 3), np.uint8)
+        pixels = random.integers(0, 255, (48, 64, 3), np.uint8)
         pixels[0, 0, :2] = divmod(number, 256)
         Image.fromarray(pixels).save(folder / f"{number}.png")
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
@@ -134,12 +140,10 @@ def generated_items(folder: Path, count: int) -> Any:
 def speed(out: Path, items: int) -> dict[str, Any]:
     """Write the atlas of a generated collection."""
     mini = Genius.from_pretrained("mini")
-    model = Genius(GeneratedEncoder(mini.dim), mini.fusion, mini.quantizer, mini.decoder, mini.code_beams)
+    model = Genius(GeneratedEncoder(mini.dim), mini.fusion, mini.quantizer, mini.decoder)
     path = out / "generated.genius"
-    if path.exists():
-        index = Index.open(path, model)
-    else:
-        index = Index.create(path, model)
+    index = Index.open(path, model) if path.exists() else Index.create(path, model)
+    if len(index) < items:
         index.add(generated_items(out / "images", items), progress=True, total=items)
     began, used = time.perf_counter(), time.process_time()
     atlas = write_atlas(index, out / "atlas")

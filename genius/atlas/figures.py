@@ -136,7 +136,14 @@ def draw_umap(clouds: dict[str, Cloud], colour: str, path: Path) -> None:
                 _scatter(axes, vectors, one, colour)
                 axes.set_title(f"{name}: {what}", fontsize=9)
         handles, labels = cells[0][0].get_legend_handles_labels()
-        made.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=7, markerscale=1.5)
+        made.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=3 if colour == "modality" else 6,
+            fontsize=7,
+            markerscale=1.5,
+        )
 
 
 def _scatter(axes: Any, vectors: np.ndarray, one: Cloud, colour: str) -> None:
