@@ -15,7 +15,8 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.integer]
 
 ITERATIONS = 20  # of k-means at most
-MIN_GAIN = 0.01  # a further level must lower the error of held-back vectors by this share
+MIN_GAIN = 0.01  # a level after the first MIN_LEVELS must lower the error of held-back vectors by this share
+MIN_LEVELS = 8  # in a small collection few codes tell little, but together they tell its items apart
 RIDGE = 1e-2  # vectors' worth of weight that holds a code in least squares where it is: rare codes move little
 
 
@@ -71,7 +72,7 @@ def learn_codebooks(
         codes = kmeans(rest, codes_per_level, generator, ITERATIONS)
         rest, held = (vectors - codes[nearest(vectors, codes)] for vectors in (rest, held))
         after = float(held.square().sum(1).mean())
-        if levels is None and level and after > (1 - MIN_GAIN) * before:
+        if levels is None and level >= MIN_LEVELS and after > (1 - MIN_GAIN) * before:
             break
         books.append(codes.numpy())
         tell(len(books) - 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from genius.errors import GeniusError
 
 MIN_ITEMS = 16
-MAX_CODES = 256
+MIN_CODES, MAX_CODES = 16, 256
 ITEMS_PER_CODE = 16  # fewer make k-means learn single items
 MAX_LEVELS = 16
 HELD_BACK = (0.1, 2_000)  # share of the items, and at most this number, that nothing is learned from
@@ -69,7 +69,7 @@ class FitSettings:
         learned = min(items - held_back(items), self.sample)
         if self.codes is None:
             codes = MAX_CODES
-            while codes > 4 and codes * ITEMS_PER_CODE > items:
+            while codes > MIN_CODES and codes * ITEMS_PER_CODE > items:
                 codes //= 2
             return replace(self, codes=min(codes, learned))
         if self.codes > learned:
