@@ -51,7 +51,7 @@ def refit(
     collection = Collection(vectors, modality, texts, [])
     model, report = fit_vectors(collection, opened, settings or FitSettings(), console=console)
     report = replace(report, in_index=True)
-    index.recode(keep_model(index.folder, model, report), embeddings, progress=console is not None)
+    index.recode(keep_model(index._folder, model, report), embeddings, progress=console is not None)
     return report
 
 

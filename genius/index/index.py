@@ -131,7 +131,7 @@ class Index:
         return self._session.folder.path
 
     @property
-    def folder(self) -> Folder:
+    def _folder(self) -> Folder:
         """Files of the index."""
         return self._session.folder
 

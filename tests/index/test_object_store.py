@@ -213,7 +213,7 @@ def test_a_model_inside_an_index_comes_with_it(
     index = Index.create(url, tiny_model(), storage_options=store)
     index.add(texts("a"))
     other_model = tiny_model(seed=3)
-    index.reindex(keep_model(index.folder, other_model))
+    index.reindex(keep_model(index._folder, other_model))
     assert index.header.model == f"models/{other_model.fingerprint}"
     loaded: list[set[str]] = []
 
@@ -228,7 +228,7 @@ def test_a_model_inside_an_index_comes_with_it(
     assert loaded == [{file.name for file in (tmp_path / "same").iterdir()}]
     index.reindex(tiny_model())
     index.compact(keep=timedelta(0))
-    assert index.folder.names("models") == []
+    assert index._folder.names("models") == []
 
 
 def test_old_versions_of_the_lease_are_removed(
