@@ -1,6 +1,6 @@
 """How GENIUS grows: with the number of items, cores and machines.
 
-    python benchmarks/scale.py OUT [--sections throughput,mbeir,ddp,workers] [--help]
+    python benchmarks/scale.py OUT [--sections throughput,mbeir,ddp,workers,build] [--help]
 
 Each section answers one question, prints a table and writes a JSON file to the folder OUT. Run it on an idle machine.
 """
@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+import build
 import mbeir
 import throughput
 from rich.console import Console
@@ -42,11 +43,18 @@ def run_workers(arguments: argparse.Namespace, console: Console) -> None:
     workers.measure(arguments.out, arguments.items, arguments.model, arguments.clients, arguments.seconds, console)
 
 
+def run_build(arguments: argparse.Namespace, console: Console) -> None:
+    """Builds of an index on Ray with one and two workers against the plain build: see build.py."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    build.measure(arguments.out, arguments.model, arguments.images, console)
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "throughput": run_throughput,
     "ddp": run_ddp,
     "mbeir": run_mbeir,
     "workers": run_workers,
+    "build": run_build,
 }
 """Each function takes the options of the command line and a console."""
 
@@ -64,6 +72,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32, help="workers: clients that ask at once")
     parser.add_argument("--candidates", type=int, default=mbeir.CANDIDATES, help="mbeir: number of candidates")
     parser.add_argument("--asked", type=int, default=25, help="mbeir: queries of each task that are searched")
+    parser.add_argument("--images", type=int, default=build.IMAGES, help="build: number of generated images")
     arguments = parser.parse_args()
     console = Console()
     try:
