@@ -31,10 +31,15 @@ from genius.encoders.base import Vectors
 from genius.encoders.precomputed import PrecomputedEncoder
 from genius.evaluation.encoded_split import EncodedSplit, encode_split, read_evaluation_split
 from genius.evaluation.evaluate import evaluate_encoded
+from genius.fit.check import MODES, exact
+from genius.fit.codebooks import Sample
 from genius.fit.collection import Collection, normalised
 from genius.fit.encoders import OpenedEncoder
+from genius.fit.queries import PseudoQueries
 from genius.fit.run import fit_vectors
 from genius.fit.settings import FitSettings
+from genius.search.options import SearchOptions
+from genius.search.searcher import Searcher
 from genius.train.data import FrozenVectors, TrainingData
 
 METHODS = ("exact", "generate", "rerank", "fast", "codes")
@@ -90,8 +95,26 @@ def shipped(given: argparse.Namespace) -> None:
     assert isinstance(vectors, FrozenVectors)
     collection = Collection.of(encoded.vectors(asked.data.text, asked.data.image))
     fitted, _ = fit_vectors(collection, OpenedEncoder(mini.encoder, True), settings(given), console=Console())
-    measured(mini, asked.data, vectors, "as shipped")
-    measured(fitted, asked.data, vectors, "fitted")
+    for label, model in (("as shipped", mini), ("fitted", fitted)):
+        measured(model, asked.data, vectors, label)
+        neighbours(model, asked.data, vectors, label)
+
+
+def neighbours(model: Genius, data: SplitData, vectors: FrozenVectors, label: str) -> None:
+    """Print the share of the ten items nearest to each query, of the target modality, that each mode finds."""
+    for task in data.tasks:
+        pool = vectors.vectors(data.text[task.pool], data.image[task.pool])
+        asked = vectors.vectors(task.text, task.image)
+        items = Sample(pool.embedding(), pool.modality.astype(np.int64))
+        queries = PseudoQueries(asked.embedding(), np.full(len(task), int(task.task.target_modality)), [])
+        nearest, codes, shares = exact(items, queries), model.codes(pool), []
+        for mode in MODES:
+            searcher = Searcher(model, codes, None if mode == "codes" else items.z)
+            options = SearchOptions(k=10, mode="fast" if mode == "codes" else mode)
+            found = searcher.search(model.fuse(asked), queries.z, queries.target, options).top.rows
+            share = np.mean([np.isin(right, rows).mean() for right, rows in zip(nearest, found, strict=True)])
+            shares.append(f"{mode} {share:.3f}")
+        print(f"{label}, nearest ten, {task.task.name}, {len(task.pool):,} items: {', '.join(shares)}", flush=True)
 
 
 def backbones(given: argparse.Namespace) -> None:
