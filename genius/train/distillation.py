@@ -1,9 +1,9 @@
 """Distillation: the decoder learns a teacher's scores of codes and items (not in the paper).
 
-A small decoder learns a part of the hard labels of its training queries (Eq. 10) by heart. Distillation has no labels to
-learn by heart: queries are random, and the teacher scores every code of every level. The teacher is the
-residual score g ((s z - q).c - |c|^2 / 2) of a code c after codes with the sum q. Its sum over an ID tells how near the
-sum of the ID's code vectors is to s z.
+A small decoder learns a part of the hard labels of its training queries (Eq. 10) by heart. Distillation has no labels
+to learn by heart: queries are random, and the teacher scores every code of every level. The teacher is the residual
+score g ((s z - q).c - |c|^2 / 2) of a code c after codes with the sum q. Its sum over an ID tells how near the sum of
+the ID's code vectors is to s z.
 """
 
 from collections.abc import Callable
