@@ -118,23 +118,32 @@ async def _exchange(path: str, scope: Scope, receive: Receive) -> AsyncIterator[
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
         headers = [(name, value) for name, value in scope["headers"] if name not in _HOP]
-        headers += [(b"transfer-encoding", b"chunked"), (b"connection", b"close")]
-        head = h11.Request(method=scope["method"], target=target, headers=headers)
-        writer.write(connection.send(head))
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise EOFError
+        headers.append((b"connection", b"close"))
+        message = await _body_part(receive)
+        if message.get("body") or message.get("more_body"):
+            headers.append((b"transfer-encoding", b"chunked"))
+        # A request without a body is sent by one write: the other side may answer and close as soon as it has the head.
+        writer.write(connection.send(h11.Request(method=scope["method"], target=target, headers=headers)))
+        while True:
             if message.get("body"):
                 writer.write(connection.send(h11.Data(data=message["body"])))
                 await writer.drain()
-            more = message.get("more_body", False)
+            if not message.get("more_body"):
+                break
+            message = await _body_part(receive)
         writer.write(connection.send(h11.EndOfMessage()))
         await writer.drain()
         yield _answer(connection, reader)
     finally:
         writer.close()
+
+
+async def _body_part(receive: Receive) -> Message:
+    """The next part of the body of a request. Raises EOFError if the client has left."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise EOFError
+    return message
 
 
 async def _answer(connection: h11.Connection, reader: asyncio.StreamReader) -> AsyncIterator[Message]:
