@@ -48,7 +48,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """start: seconds that do not depend on the number of images. seconds: those that do. share: of its cores."""
+    """start: seconds of start-up. seconds: time to index all images. share: processor time per second and core."""
 
     name: str
     images: int

@@ -11,7 +11,7 @@ evaluate BENCH --out RUN`. `mini` as shipped is measured beside it.
 backbones: the same for ready vectors of the frozen backbones alone: EfficientNet-Lite2 (image -> image tasks) and
 MiniLM (text -> text tasks).
 shipped: codebooks of `mini` as shipped against those fitted to the candidates of a benchmark, with the same encoder.
-size: time and memory of a fit of so many vectors: those of MODEL, mixed in pairs, or drawn.
+size: time and memory of a fit of N vectors: mixtures of two vectors of MODEL, or random ones.
 """
 
 import argparse

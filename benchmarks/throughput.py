@@ -177,7 +177,7 @@ def measure_size(model: Genius, items: Vectors, queries: Vectors, threads: int, 
 def measure_baseline(
     name: str, embeddings: np.ndarray, asked: np.ndarray, nearest: np.ndarray | None, threads: int, progress: Progress
 ) -> tuple[Row, np.ndarray]:
-    """The row and the answers; `nearest` is None for the method that finds what is the nearest."""
+    """The row and the answers. `nearest` is None for exact search, which finds the nearest items itself."""
     size = len(embeddings)
     bar = progress.add_task(f"{name}: building", total=size)
     baseline = build_baseline(name, embeddings, 0, threads=threads, added=lambda count: progress.advance(bar, count))

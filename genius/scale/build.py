@@ -389,4 +389,4 @@ def _connect(workers: Workers) -> None:
         except Exception as error:  # Ray raises a bare Exception when its processes start too slowly
             ray.shutdown()
             if not left:
-                raise GeniusError(f"Ray could not be started on this machine ({error}). See /tmp/ray.") from error
+                raise GeniusError(f"Ray could not be started on this machine ({error}).") from error
