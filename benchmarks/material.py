@@ -96,7 +96,7 @@ def likely_codes(decoder: DecoderRuntime, fused: np.ndarray, size: int, progress
 
 def mini_material(run: Path, size: int, queries: int, progress: Progress) -> Material:
     """`size` items with the codes and embeddings that `mini` gives them, made block by block."""
-    make_model = partial(Genius.from_pretrained, "mini")
+    make_model = partial(Genius.from_pretrained, "mini", int8=False)
     model = make_model()
     about, items, asked = throughput.base_vectors(model, run, progress)
     asked = asked[:queries]

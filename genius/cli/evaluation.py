@@ -65,13 +65,13 @@ def evaluate(
     protocol: Annotated[
         str,
         typer.Option(
-            help="usual: the query's own image is never an answer. paper: it may be one, and rerank does not leave out "
-            "unlikely modalities."
+            help="usual: the query's own image is never an answer. paper: it may be one, and generate and rerank leave "
+            "out no modality."
         ),
     ] = "usual",
     beam: Beam = SearchOptions.beam,
     budget: Budget = SearchOptions.budget,
-    int8: Annotated[bool, typer.Option("--int8", help="Search with 8-bit decoder weights.")] = False,
+    int8: Annotated[bool, typer.Option(help="Search with 8-bit or with 32-bit decoder weights.")] = True,
     device: Annotated[str, typer.Option(help="Device of the encoder, such as cuda.")] = "cpu",
     limit: Limit = None,
     out: Annotated[

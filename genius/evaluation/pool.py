@@ -120,7 +120,7 @@ class CandidatePool:
     def _search(self, searcher: Searcher, mode: Mode, queries: Vectors, k: int) -> np.ndarray:
         fused, embedding = self.model.fuse(queries), queries.embedding()
         options = SearchOptions(k=k, mode=mode, beam=self.beam, budget=self.budget)
-        ratio = 0.0 if mode == "rerank" and self.protocol == "paper" else MIN_MODALITY_RATIO
+        ratio = 0.0 if mode != "fast" and self.protocol == "paper" else MIN_MODALITY_RATIO
         return searcher.search(fused, embedding, None, options, ratio).top.rows
 
     def _baseline(self, method: str) -> FaissBaseline | NearestCodes:

@@ -19,7 +19,7 @@ SETTINGS = {"local": "Task-specific", "global": "Universal"}
 CUTS = (1, 5, 10)
 PROTOCOL_NOTES = {
     "usual": "The image of a query is never an answer.",
-    "paper": "The paper's protocol: the image of a query may be an answer, and `rerank` leaves out no modality.",
+    "paper": "The paper's protocol: the image of a query may be an answer, and no modality is left out but by `fast`.",
 }
 METRICS: dict[str, tuple[Callable[[TaskResult], float], str]] = {
     "MRR@10": (lambda result: result.mrr, ".3f"),

@@ -228,7 +228,7 @@ class Genius:
     def from_pretrained(
         cls,
         name: str | os.PathLike[str],
-        int8: bool = False,
+        int8: bool = True,
         device: str = "cpu",
         encoder: EncodeFunction | None = None,
     ) -> "Genius":
@@ -237,7 +237,8 @@ class Genius:
         Args:
             name: The bundled model "mini", a model folder (`./mini` if a folder has the name of a bundled model), or,
                 if there is no such folder, `owner/name` on the Hugging Face hub.
-            int8: Search with a decoder rounded to eight bits (see `DecoderRuntime`). Codes of items stay the same.
+            int8: Search with a decoder rounded to eight bits (see `DecoderRuntime`), or in float32. Codes of
+                items do not depend on it.
             device: Device of the encoder, as torch names it.
             encoder: The function of a model that was fitted with a function (see `FunctionEncoder`).
 

@@ -156,8 +156,8 @@ class Searcher:
             embedding: (q, dim) normalised query vectors, from `Vectors.embedding`.
             targets: Modality of the hits of each query. None (-1 in an array) leaves it to the decoder.
             options: How to search. The filters `where` and `ids` are not read here: see `restrict`.
-            min_modality_ratio: Modalities less probable than this times the most probable one are not re-ranked. 0
-                re-ranks all that the beams reach.
+            min_modality_ratio: Modalities less probable than this times the most probable one are not searched. 0
+                searches all that the beams reach.
 
         Raises:
             GeniusError: A query vector is not finite, the number of targets is not q, or the model cannot generate.
@@ -207,7 +207,7 @@ class Searcher:
             max(options.beam, options.k),
             targets=targets,
             tails=options.mode == "generate",
-            min_modality_ratio=0.0 if options.mode == "generate" else min_modality_ratio,
+            min_modality_ratio=min_modality_ratio,
         )
 
     def _rank(self, beams: list[Beams], fused: np.ndarray, embedding: np.ndarray, options: SearchOptions) -> TopK:

@@ -28,7 +28,7 @@ class Result:
 def run(capsys, monkeypatch):
     """Runs the command as the shell would, with the tiny model wherever a model is loaded."""
 
-    def from_pretrained(name: str, int8: bool = False, device: str = "cpu") -> Genius:
+    def from_pretrained(name: str, int8: bool = True, device: str = "cpu") -> Genius:
         model = tiny_model(seed=0 if name == "mini" else 1)
         model.source = str(name)
         return model

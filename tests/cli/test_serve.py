@@ -42,7 +42,7 @@ class Result:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch) -> Path:
-    def from_pretrained(name: str, int8: bool = False, device: str = "cpu") -> Genius:
+    def from_pretrained(name: str, int8: bool = True, device: str = "cpu") -> Genius:
         return tiny_model(seed=0)
 
     monkeypatch.setattr(Genius, "from_pretrained", from_pretrained)

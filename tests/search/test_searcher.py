@@ -126,9 +126,10 @@ def test_many_queries_at_once_are_answered_as_one_by_one(searcher, queries, mode
         np.testing.assert_allclose(alone.scores[0], together.scores[i], rtol=1e-5)
 
 
-def test_unlikely_modalities_are_left_out_of_reranking_as_asked(searcher, queries):
-    """With ratio 1 only the most probable modality of a query is re-ranked, with 0 every one that the beams reach."""
-    fused, embedding, options = searcher.model.fuse(queries), queries.embedding(), SearchOptions(mode="rerank", k=20)
+@pytest.mark.parametrize("mode", ["generate", "rerank"])
+def test_unlikely_modalities_are_left_out_as_asked(searcher, queries, mode):
+    """With ratio 1 only the most probable modality of a query is searched, with 0 every one that the beams reach."""
+    fused, embedding, options = searcher.model.fuse(queries), queries.embedding(), SearchOptions(mode=mode, k=20)
     first = codes_of(searcher)[:, 0]
     one, every = (searcher.search(fused, embedding, None, options, ratio).top.rows for ratio in (1.0, 0.0))
     assert [len(set(first[rows])) for rows in one] == [1] * QUERIES
