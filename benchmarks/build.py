@@ -1,18 +1,22 @@
 """Builds of an index on Ray against the plain build, on the same generated images.
 
 The plain build and the build by one worker have one core for all their processes, so that their difference is what Ray
-costs; the build by two workers has two cores. Starting Ray, and loading the model on its workers, takes the same time
-for any number of images: it is measured by a build of a few texts, and is not part of the rates.
+costs; the build by two workers has two cores. So has another plain build, with a thread for each core: two workers are
+compared with the plain build on one core, since only that shows what a second worker adds, and the table has both.
+
+Each build runs twice, with a few images and with all of them. The rate is that of the images between the two. Starting
+Ray and loading the model on every worker takes the same time for any number of images: it is part of the time of the
+few, which the table shows, and not of the rate.
 """
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +30,8 @@ from genius import Genius, Index
 from genius.data.readers import read_items
 from genius.errors import GeniusError
 
-IMAGES = 1500
+IMAGES = 2500
+FEW = 256  # images of the smaller build: a block for each of two workers, so that both have started
 SIZE = (500, 375)
 FREE = 0.9  # share of its cores that a build should get: below it, other work disturbed the measurement
 
@@ -48,33 +53,37 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """start: seconds of start-up. seconds: time to index all images. share: processor time per second and core."""
+    """few: seconds to index FEW images. all: seconds to index all. share: processor time per second and core."""
 
     name: str
     images: int
-    start: float
-    seconds: float
+    few: float
+    all: float
     share: float
 
     @property
     def rate(self) -> float:
-        return self.images / self.seconds
+        return (self.images - FEW) / (self.all - self.few)
 
 
 def measure(out: Path, model: str, images: int, console: Console) -> list[Result]:
     """Run all variants, print a table and write OUT/build.json."""
     if (os.cpu_count() or 1) < 2:
         raise GeniusError("This section needs two cores.")
+    if images < 2 * FEW:
+        raise GeniusError(f"This section needs at least {2 * FEW} images.")
     with tempfile.TemporaryDirectory(dir=out, prefix="build-") as name:
         folder = Path(name)
-        draw(folder / "images", images)
-        (folder / "texts.csv").write_text("id,text\n" + "".join(f"t{n},text {n}\n" for n in range(4)))
+        draw(folder / "all", images)
+        (folder / "few").mkdir()
+        for path in sorted((folder / "all").iterdir())[:FEW]:
+            shutil.copy(path, folder / "few")
         results = [_result(variant, folder, model, images, console) for variant in VARIANTS]
     plain = results[0]
-    table = Table("build", "start-up, s", "build, s", "images/s", "against plain", "share of its cores")
+    table = Table("build", f"{FEW} images, s", f"{images} images, s", "images/s", "against plain", "share of its cores")
     for one in results:
         ratio, share = one.rate / plain.rate, f"{one.share:.2f}" + ("" if one.share >= FREE else " (disturbed)")
-        table.add_row(one.name, f"{one.start:.1f}", f"{one.seconds:.1f}", f"{one.rate:.1f}", f"{ratio:.2f}", share)
+        table.add_row(one.name, f"{one.few:.1f}", f"{one.all:.1f}", f"{one.rate:.1f}", f"{ratio:.2f}", share)
     console.print(table)
     content = [{**asdict(one), "rate": one.rate} for one in results]
     (out / "build.json").write_text(json.dumps(content, indent=2))
@@ -93,44 +102,63 @@ def draw(folder: Path, count: int) -> None:
 
 
 def _result(variant: Variant, folder: Path, model: str, images: int, console: Console) -> Result:
-    start, _ = _run(variant, folder, model, folder / "texts.csv")
-    total, share = _run(variant, folder, model, folder / "images")
-    result = Result(variant.name, images, start, total - start, share)
+    few, begun = _run(variant, folder, model, folder / "few")
+    every, used = _run(variant, folder, model, folder / "all")
+    result = Result(variant.name, images, few, every, (used - begun) / (every - few) / variant.cores)
     console.print(f"{variant.name}: {result.rate:.1f} images/s")
     return result
 
 
 def _run(variant: Variant, folder: Path, model: str, source: Path) -> tuple[float, float]:
-    """Build an index in a process of its own. Returns its seconds, and the share of its cores that it had."""
+    """Build an index in a process of its own. Returns its seconds, and the processor seconds of all its processes."""
     target = folder / "index"
     command = [sys.executable, __file__, str(target), str(source), model, str(variant.workers), str(variant.cores)]
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    threads = str(1 if variant.workers else variant.cores)
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "RAY_worker_niceness": "0"}  # Ray's default is 15
+    began = time.perf_counter()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    seconds = time.perf_counter() - began
     if done.returncode:
         raise GeniusError(f"The build failed: {done.stderr[-2000:]}")
     shutil.rmtree(target)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    busy = json.loads(done.stdout.splitlines()[-1])["workers"] or used
-    return seconds, busy / seconds / variant.cores
+    return seconds, float(json.loads(done.stdout.splitlines()[-1]))
 
 
 def build_one(target: str, source: str, model: str, workers: int, cores: int) -> None:
-    """One build, with some cores for this process and all that it starts."""
+    """One build, with some cores for this process and all that it starts. Prints the processor seconds."""
     chosen = sorted(os.sched_getaffinity(0))[:cores]
-    loaded, used = Genius.from_pretrained(model), 0.0
+    loaded = Genius.from_pretrained(model)
     if workers:
         from genius.scale.build import Workers, _ray, build
 
         with _ray(Workers(workers)):
-            for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-                process.cpu_affinity(chosen)  # now: Ray gives up if its processes start slowly
+            _restrict(chosen)  # now: Ray gives up if its processes start slowly
             build(target, loaded, [source], workers=Workers(workers))
-        used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            used = sum(_processor_seconds(one) for one in _processes())
     else:
-        os.sched_setaffinity(0, chosen)
+        _restrict(chosen)
         Index.create(target, loaded).add(read_items(source))
-    print(json.dumps({"workers": used}))
+        used = _processor_seconds(psutil.Process())
+    print(json.dumps(used))
+
+
+def _processes() -> list[psutil.Process]:
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
+def _restrict(cores: list[int]) -> None:
+    """Restrict all threads of this process and of those that it started; new ones inherit it."""
+    for process in _processes():
+        for thread in process.threads():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread.id, cores)
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ def measure(out: Path, items: int, model: str, clients: int, seconds: float, con
             )
     results = {"items": items, "clients": clients, "seconds": seconds, "rows": rows}
     (out / "workers.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    table = Table("", *rows[0])
+    table = Table(*(name.replace("_", " ") for name in rows[0]))
     for row in rows:
-        table.add_row("", *(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in row.values()))
+        table.add_row(*(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in row.values()))
     console.print(table)
 
 

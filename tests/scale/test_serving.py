@@ -1,5 +1,7 @@
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -43,7 +45,7 @@ def test_arguments_are_checked() -> None:
 
 
 @pytest.mark.slow
-def test_replicas_answer_follow_the_index_and_are_replaced(tmp_path: Path) -> None:
+def test_replicas_answer_follow_the_index_are_replaced_and_grow_with_the_load(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     from ray import serve
 
@@ -57,7 +59,7 @@ def test_replicas_answer_follow_the_index_and_are_replaced(tmp_path: Path) -> No
     with _ray(Workers(2)):
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         try:
-            app = deployment({"shapes": path}, replicas=Replicas(least=2, most=3, cpus=0.5))
+            app = deployment({"shapes": path}, replicas=Replicas(least=2, most=3, target=1, cpus=0.5))
             serve.run(app, name="genius")
             url = f"http://127.0.0.1:{port}"
             expected = [hit.id for hit in index.search("a blue star", k=5)]
@@ -77,6 +79,21 @@ def test_replicas_answer_follow_the_index_and_are_replaced(tmp_path: Path) -> No
             ray.kill(ray.get_actor(victim["name"], namespace=victim["namespace"]), no_restart=True)
             wait_until(lambda: answers(ask) and replica_count(serve) == 2)
             assert "new" in ask()
+
+            grown = threading.Event()
+
+            def load() -> bool:
+                while not grown.is_set():
+                    assert "new" in ask()
+                return True
+
+            with ThreadPoolExecutor(8) as pool:
+                clients = [pool.submit(load) for _ in range(8)]
+                try:
+                    wait_until(lambda: replica_count(serve) == 3)
+                finally:
+                    grown.set()
+                assert all(client.result() for client in clients)
         finally:
             serve.shutdown()
 
