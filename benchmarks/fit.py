@@ -1,17 +1,20 @@
 """How good fitted models are (docs/fit.md).
 
-    python benchmarks/fit.py bench BENCH --trained MODEL --run RUN [--limit 300] [--model FOLDER]
-    python benchmarks/fit.py backbones BENCH [--limit 300]
-    python benchmarks/fit.py shipped DATA [--limit 300]
-    python benchmarks/fit.py size 30000 [--dim 256] [--vectors MODEL]
+    python benchmarks/fit.py bench BENCH --run RUN --cache FOLDER [--limit 300] [--model FOLDER]
+    python benchmarks/fit.py backbones BENCH [--limit 300] [--items 10000]
+    python benchmarks/fit.py shipped DATA [--encoder MODEL] [--limit 300]
+    python benchmarks/fit.py size 30000 [--dim 256] [--vectors FILE]
 
-bench: labels hidden. The collection are the candidates of train and val of BENCH, as stage-1 vectors of `mini`, which
-MODEL, a folder of `genius train BENCH ...`, holds. Tested on the test split, whose vectors RUN holds, a run of `genius
-evaluate BENCH --out RUN`. `mini` as shipped is measured beside it.
+bench: labels hidden. The collection is the candidates of train and val of BENCH as stage-1 vectors of `mini`, which
+FOLDER keeps for the next time. Tested on the test split, whose vectors RUN holds: a run of `genius evaluate BENCH --out
+RUN`. `mini` as shipped is measured beside it on the same queries.
 backbones: the same for ready vectors of the frozen backbones alone: EfficientNet-Lite2 (image -> image tasks) and
 MiniLM (text -> text tasks).
-shipped: codebooks of `mini` as shipped against those fitted to the candidates of a benchmark, with the same encoder.
-size: time and memory of a fit of N vectors: mixtures of two vectors of MODEL, or random ones.
+shipped: the codebooks and decoder of MODEL (`mini`) against those fitted to the candidates of a benchmark, with the
+same encoder.
+size: time and memory of a fit of N vectors: mixtures of two vectors of FILE, a .npy array, or random ones.
+
+All queries are measured unless --limit samples some of each task.
 """
 
 import argparse
@@ -20,16 +23,18 @@ import json
 import resource
 import time
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from rich.console import Console
 
 from genius import Genius
+from genius.data.items import clean_text
 from genius.data.mbeir import Benchmark
 from genius.data.splits import SplitData, Vocabulary, read_split
-from genius.encoders.base import Vectors
+from genius.encoders.base import Encoder, Vectors
 from genius.encoders.precomputed import PrecomputedEncoder
-from genius.evaluation.encoded_split import EncodedSplit, encode_split, read_evaluation_split
+from genius.evaluation.encoded_split import EncodedSplit, EvaluationSplit, encode_split, read_evaluation_split
 from genius.evaluation.evaluate import evaluate_encoded
 from genius.fit.check import MODES, exact
 from genius.fit.codebooks import Sample
@@ -38,9 +43,11 @@ from genius.fit.encoders import OpenedEncoder
 from genius.fit.queries import PseudoQueries
 from genius.fit.run import fit_vectors
 from genius.fit.settings import FitSettings
-from genius.search.options import SearchOptions
+from genius.runtime.threads import thread_count
+from genius.search.options import Mode, SearchOptions
 from genius.search.searcher import Searcher
-from genius.train.data import FrozenVectors, TrainingData
+from genius.train.data import FrozenVectors
+from genius.train.features import image_rows, text_rows
 
 METHODS = ("exact", "generate", "rerank", "fast", "codes")
 
@@ -60,30 +67,64 @@ def measured(model: Genius, data: SplitData, vectors: FrozenVectors, label: str)
 
 
 def bench(given: argparse.Namespace) -> None:
-    facts = json.loads((given.trained / "training/run.json").read_text())
-    data = TrainingData(
-        [Path(root) for root in facts["data"]], facts["config"]["seed"], facts["config"]["derived_prompts"]
-    )
-    texts, images = (np.load(given.trained / f"training/{name}.npy", mmap_mode="r") for name in ("texts", "images"))
-    benchmark, parts = Benchmark(given.data), []
-    for name in ("train", "val"):
-        split: SplitData = getattr(data, name)
-        rows = np.arange(sum(1 for _ in benchmark.global_pool(name)))  # those of the first benchmark come first
-        parts.append(Vectors(images[split.image[rows]], texts[split.text[rows]]))
-    collection = Collection.of(Vectors.concatenate(parts))
-    mini = Genius.from_pretrained("mini")
+    """Fit to the candidates of train and val; measure on the test split."""
+    benchmark, mini = Benchmark(given.data.resolve()), Genius.from_pretrained("mini")
+    asked = read_evaluation_split(benchmark, "test", given.limit)
+    vectors = stored_vectors(given.run, asked, mini)
+    collection = Collection.of(candidates(benchmark, mini.encoder, given.cache))
     fitted, _ = fit_vectors(collection, OpenedEncoder(mini.encoder, True), settings(given), console=Console())
     if given.model:
         fitted.save_pretrained(given.model)
-    asked = read_evaluation_split(benchmark, "test", given.limit)
-    with np.load(given.run / "vectors.npz") as stored:
-        known = {}
-        for side, names in (("texts", asked.texts), ("images", asked.images)):
-            known[side] = np.zeros((len(names) + 1, mini.dim), np.float32)
-            known[side][stored[f"{side}_rows"]] = stored[side]
-    vectors = FrozenVectors(known["texts"], known["images"])
-    measured(fitted, asked.data, vectors, "fitted")
-    measured(mini, asked.data, vectors, "as shipped")
+    print(f"{sum(map(len, asked.data.tasks)):,} test queries of {len(asked.data.tasks)} tasks", flush=True)
+    for label, model in (("fitted", fitted), ("as shipped", mini)):
+        measured(model, asked.data, vectors, label)
+        modalities(model, asked.data, vectors, label)
+
+
+def stored_vectors(run: Path, asked: EvaluationSplit, model: Genius) -> FrozenVectors:
+    """Vectors of the texts and images of a split, from the folder of an evaluation of the whole split."""
+    facts = json.loads((run / "run.json").read_text())
+    if (facts["digest"], facts["model"]["fingerprint"]) != (asked.digest, model.fingerprint):
+        raise SystemExit(f"{run} is a run of another model or benchmark. Make one: genius evaluate BENCH --out RUN")
+    tables = []
+    for name in ("texts", "images"):
+        if not np.load(run / f"vectors/{name}-known.npy")[:-1].all():  # the last row stands for none
+            raise SystemExit(f"{run} does not hold all vectors of {name}. Evaluate all queries, in both settings.")
+        tables.append(np.load(run / f"vectors/{name}.npy", mmap_mode="r"))
+    return FrozenVectors(*tables)
+
+
+def candidates(benchmark: Benchmark, encoder: Encoder, cache: Path) -> Vectors:
+    """Vectors of the candidates of train and val. Each text and image is encoded once; the cache keeps them."""
+    texts, images = Vocabulary(), Vocabulary()
+    pool = [one for split in ("train", "val") for one in benchmark.global_pool(split)]
+    text = np.array([texts.number(clean_text(one.text)) for one in pool])
+    image = np.array([images.number(benchmark.image(one.image_path)) for one in pool])
+    console, threads = Console(), thread_count()
+    rows = FrozenVectors(
+        text_rows(encoder, texts.names, cache, threads, console),
+        image_rows(encoder, images.names, cache, threads, console),
+    )
+    return rows.vectors(text, image)
+
+
+def modalities(model: Genius, data: SplitData, vectors: FrozenVectors, label: str) -> None:
+    """Print the share of the first five answers that have the target modality: pool of all tasks, target given."""
+    pool = vectors.vectors(data.text, data.image)
+    codes, embeddings, shares = model.codes(pool), pool.embedding(np.float16), []
+    for mode in MODES:
+        searcher = Searcher(model, codes, None if mode == "codes" else embeddings)
+        options, right = SearchOptions(k=5, mode=cast(Mode, "fast" if mode == "codes" else mode)), []
+        for task in data.tasks:
+            target = int(task.task.target_modality)
+            for start in range(0, len(task), 256):
+                some = slice(start, start + 256)
+                asked = vectors.vectors(task.text[some], task.image[some])
+                targets = np.full(len(asked), target)
+                found = searcher.search(model.fuse(asked), asked.embedding(), targets, options).top.rows
+                right.append((data.modality[found] == target)[found >= 0])
+        shares.append(f"{mode} {np.concatenate(right).mean():.2%}")
+    print(f"{label}, right modality, target given, {len(codes):,} items: {', '.join(shares)}", flush=True)
 
 
 def shipped(given: argparse.Namespace) -> None:
@@ -110,7 +151,7 @@ def neighbours(model: Genius, data: SplitData, vectors: FrozenVectors, label: st
         nearest, codes, shares = exact(items, queries), model.codes(pool), []
         for mode in MODES:
             searcher = Searcher(model, codes, None if mode == "codes" else items.z)
-            options = SearchOptions(k=10, mode="fast" if mode == "codes" else mode)
+            options = SearchOptions(k=10, mode=cast(Mode, "fast" if mode == "codes" else mode))
             found = searcher.search(model.fuse(asked), queries.z, queries.target, options).top.rows
             share = np.mean([np.isin(right, rows).mean() for right, rows in zip(nearest, found, strict=True)])
             shares.append(f"{mode} {share:.3f}")
@@ -181,7 +222,7 @@ def size(given: argparse.Namespace) -> None:
     path = given.out / f"vectors-{given.items}.npy"
     if not path.exists():
         if given.vectors:
-            source = np.load(given.vectors / "training/texts.npy", mmap_mode="r")[:-1]
+            source = np.load(given.vectors, mmap_mode="r")[:-1]  # the last row of a table may be zero
             written = np.lib.format.open_memmap(path, "w+", np.float16, (given.items, source.shape[1]))
             for start in range(0, given.items, 65_536):
                 count = min(65_536, given.items - start)
@@ -225,10 +266,10 @@ def main() -> None:
             one.add_argument("--out", type=Path, default=Path("."))
         else:
             one.add_argument("data", type=Path)
-            one.add_argument("--limit", type=int, default=300)
+            one.add_argument("--limit", type=int)
         if section is bench:
-            one.add_argument("--trained", type=Path, required=True)
             one.add_argument("--run", type=Path, required=True)
+            one.add_argument("--cache", type=Path, required=True)
             one.add_argument("--model", type=Path)
         if section is backbones:
             one.add_argument("--items", type=int, default=10_000)
