@@ -130,14 +130,29 @@ def nearest(
         sums = sums[parent[best]] + vectors.table[row[best]]
         lo, hi, dot, half = lo[best], hi[best], dot[best], half[best]
         level += 1
-    which, at = concatenate_ranges(lo, hi)
-    score = dot[which] - halves.take(trie.order.take(at))
+    at: Ints | slice
+    if len(lo) == 1:  # a slice is a view: nothing is copied
+        at, score = slice(int(lo[0]), int(hi[0])), np.repeat(dot, hi - lo)
+    else:
+        which, at = concatenate_ranges(lo, hi)
+        score = dot[which]
+    score -= halves.take(_values(trie.order, at))
     for deeper in range(level, trie.levels):
-        if deeper == level + EARLY and len(at) > 2 * KEPT * count and count >= MANY:
+        if deeper == level + EARLY and len(score) > 2 * KEPT * count and count >= MANY:
             likely = _about_highest(score, KEPT * count)
-            at, score = at[likely], score[likely]
-        score += products[bounds[deeper] :].take(trie.codes[deeper].take(at))
-    return at[_highest(score, min(count, len(at)))]
+            at, score = _positions(at, likely), score[likely]
+        score += products[bounds[deeper] :].take(_values(trie.codes[deeper], at))
+    return _positions(at, _highest(score, min(count, len(score))))
+
+
+def _values(array: NDArray[np.integer], at: Ints | slice) -> NDArray[np.integer]:
+    """array[at]."""
+    return array[at] if isinstance(at, slice) else array.take(at)
+
+
+def _positions(at: Ints | slice, which: Ints) -> Ints:
+    """Positions of some items. which: their indices in `at`."""
+    return at.start + which if isinstance(at, slice) else at[which]
 
 
 def _best_nodes(score: Floats, items: Ints, wanted: int) -> Ints:
