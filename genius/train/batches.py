@@ -209,6 +209,21 @@ class EmbeddingStage(PairStage):
         return self.compare(queries, targets, whole)
 
 
+class VectorStage(EmbeddingStage):
+    """An `EmbeddingStage` whose inputs are stage-1 vectors, which are not trained.
+
+    The inputs of a part are the image and text vectors (n, d) of its queries, then those of its targets.
+    """
+
+    vectors: StageVectors
+
+    def inputs(
+        self, queries: np.ndarray, targets: np.ndarray, parts: list[np.ndarray], rng: np.random.Generator
+    ) -> list[list[list[Tensor]]]:
+        """See `EmbeddingStage.inputs`."""
+        return [pair_inputs(self.vectors, self.pairs, self.data.train, queries[rows], targets[rows]) for rows in parts]
+
+
 def row_weight(rows: int, count: int) -> float:
     """The weight of a mean over `rows` of the `count` rows of a batch, such that the mean of all processes is right."""
     return distributed.world() * rows / count

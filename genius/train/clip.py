@@ -24,7 +24,7 @@ from genius.encoders.clip import ClipEncoder
 from genius.errors import BadData
 from genius.model.genius import Genius
 from genius.train import distributed
-from genius.train.batches import EmbeddingStage, pair_inputs, tensor_pair
+from genius.train.batches import EmbeddingStage, VectorStage, tensor_pair
 from genius.train.compute import CPU, Compute, reading_threads
 from genius.train.config import ClipStageConfig
 from genius.train.data import (
@@ -241,7 +241,7 @@ def _unique(numbers: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
     return unique, torch.from_numpy(rows), torch.from_numpy(np.searchsorted(unique, numbers[rows]))
 
 
-class HeadsStage(EmbeddingStage):
+class HeadsStage(VectorStage):
     """Trains one square linear map for images and one for texts, started as the identity, on frozen vectors."""
 
     name = "encoder"
@@ -261,12 +261,6 @@ class HeadsStage(EmbeddingStage):
         self.maps = nn.ParameterDict({"image": torch.eye(dim), "text": torch.eye(dim)}).to(compute.device)
         self.module = self.maps
         self.groups = [self.group(self.module.parameters(), decayed=False)]  # decay would pull the identity to zero
-
-    def inputs(
-        self, queries: np.ndarray, targets: np.ndarray, parts: list[np.ndarray], rng: np.random.Generator
-    ) -> list[list[list[Tensor]]]:
-        """See `EmbeddingStage.inputs`."""
-        return [pair_inputs(self.vectors, self.pairs, self.data.train, queries[rows], targets[rows]) for rows in parts]
 
     def embed(self, inputs: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
         """See `EmbeddingStage.embed`."""

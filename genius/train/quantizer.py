@@ -9,7 +9,7 @@ from genius.model.quantizer_runtime import MODALITIES, code_report
 from genius.networks.fusion import Fusion
 from genius.networks.quantizer import Quantizer
 from genius.train import distributed
-from genius.train.batches import EmbeddingStage, pair_inputs, tensor_pair
+from genius.train.batches import VectorStage, tensor_pair
 from genius.train.compute import CPU, Compute
 from genius.train.config import QuantizerStageConfig
 from genius.train.data import StageVectors, TrainingData
@@ -20,7 +20,7 @@ from genius.train.validation import recall
 FUSE_BLOCK = 2048
 
 
-class QuantizerStage(EmbeddingStage):
+class QuantizerStage(VectorStage):
     """Trains fusion by gradients and the codebooks by moving averages."""
 
     name = "quantizer"
@@ -56,12 +56,6 @@ class QuantizerStage(EmbeddingStage):
         if distributed.is_main():
             self.quantizer.initialise(fused, self._first_codes(self.modality[rows]), self.seed)
         distributed.send_weights(self.quantizer)
-
-    def inputs(
-        self, queries: np.ndarray, targets: np.ndarray, parts: list[np.ndarray], rng: np.random.Generator
-    ) -> list[list[list[Tensor]]]:
-        """See `EmbeddingStage.inputs`: image and text vectors of the queries, then of the targets."""
-        return [pair_inputs(self.vectors, self.pairs, self.data.train, queries[rows], targets[rows]) for rows in parts]
 
     def embed(self, inputs: list[list[Tensor]]) -> tuple[Tensor, Tensor]:
         """See `EmbeddingStage.embed`."""
