@@ -4,33 +4,24 @@ Light to import: no torch, no numpy, no storage. Image files are read here and s
 pip install "genius-search[client]".
 """
 
-import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import sleep
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from genius.data.items import Item, Modality, Query, QueryLike, to_queries
-from genius.errors import BadItem, GeniusError, MissingExtra
+from genius.errors import BadItem, GeniusError
 from genius.integrations import wire
-from genius.integrations.service_errors import (
-    NotAllowed,
-    NotFound,
-    ServiceBusy,
-    ServiceError,
-    Unreachable,
-    error_type,
-)
+from genius.integrations.connection import Connection, none_if_missing
+from genius.integrations.service_errors import NotAllowed, NotFound, ServiceBusy, ServiceError, Unreachable
 from genius.integrations.wire import JobStatus, RemoteItem, ServedIndex
 from genius.runtime.wording import counted
 from genius.search.options import SearchKeywords, SearchOptions
 from genius.search.results import AddReport, CodedItem, CodePage, Hit, HitLists, Hits, SearchResult
 
-try:
+if TYPE_CHECKING:
     import httpx
-except ImportError as error:
-    raise MissingExtra("The client", "client") from error
 
 __all__ = ["Client", "JobStatus", "NotAllowed", "NotFound", "ServedIndex", "ServiceBusy", "ServiceError", "Unreachable"]
 
@@ -38,15 +29,10 @@ JOB_ITEMS = 500
 """Maximum number of items in one job of `Client.add` and `Client.upsert`."""
 BATCH_QUERIES = 32
 """Maximum number of queries in one request."""
-RETRIES = 5
-"""Maximum number of repetitions of a request when the service is busy."""
 
 _THUMBNAIL_SIZE = 256
 _IMAGE_SIZE = 512  # of images that are fetched when they are read
 _PAGE = 200  # items of one request while iterating
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, GeniusError)
-T = TypeVar("T")
 
 
 class Client:
@@ -79,20 +65,11 @@ class Client:
         index: str | None = None,
         timeout: float = 30.0,
         *,
-        transport: httpx.BaseTransport | None = None,
+        transport: "httpx.BaseTransport | None" = None,
     ) -> None:
-        parsed = _check_url(url)
-        self.url = url.rstrip("/")
+        self._http = Connection(url, key, index, timeout, transport)
+        self.url = self._http.url
         self.index = index
-        self._timeout = timeout
-        self._http = httpx.Client(
-            base_url=parsed,
-            headers=_headers(key),
-            params={} if index is None else {"index": index},
-            timeout=timeout,
-            trust_env=parsed.host not in _LOOPBACK,  # a proxy cannot reach services on this machine
-            transport=transport,
-        )
 
     def __repr__(self) -> str:
         return f"Client({self.url!r}, index={self.index!r})"
@@ -178,20 +155,22 @@ class Client:
         return self._search(body | wire.options_body(k, options, explain=False)).hits
 
     def _search(self, body: dict[str, Any]) -> SearchResult:
-        return self._json("POST", "/v1/search", lambda got: wire.read_result(got, self._fetch), json=body)
+        return self._http.json("POST", "/v1/search", lambda got: wire.read_result(got, self._fetch), json=body)
 
     def _search_batch(self, queries: Sequence[Query], options: dict[str, Any]) -> list[SearchResult]:
         results: list[SearchResult] = []
         for bodies in wire.chunks(map(wire.query_body, queries), BATCH_QUERIES):
             body = {"queries": [query | options for query in bodies]}
-            found = self._json(
+            found = self._http.json(
                 "POST",
                 "/v1/search/batch",
                 lambda got: [wire.read_result(one, self._fetch) for one in got["answers"]],
                 json=body,
             )
             if len(found) != len(bodies):
-                raise self._unexpected(f"{counted(len(found), 'answer')} to {counted(len(bodies), 'query', 'queries')}")
+                raise self._http.unexpected(
+                    f"{counted(len(found), 'answer')} to {counted(len(bodies), 'query', 'queries')}"
+                )
             results += found
         return results
 
@@ -217,7 +196,7 @@ class Client:
     def get_coded(self, id: str) -> CodedItem | None:
         """Get an item with its codes, or None."""
         path = f"/v1/items/{wire.segment(id)}"
-        return self._if_found(lambda: self._json("GET", path, lambda got: wire.read_coded_item(got, self._fetch)))
+        return none_if_missing(lambda: self._http.json("GET", path, lambda got: wire.read_coded_item(got, self._fetch)))
 
     def filter(self, where: str | None = None, limit: int = 50, offset: int = 0) -> list[Item]:
         """List the items that match a filter, in the order of the index. See `Index.filter`."""
@@ -229,19 +208,19 @@ class Client:
 
     def _page(self, where: str | None, limit: int, offset: int) -> tuple[int, list[Item]]:
         params: dict[str, Any] = {"limit": limit, "offset": offset} | ({} if where is None else {"where": where})
-        return self._json("GET", "/v1/items", lambda got: wire.read_page(got, self._fetch), params=params)
+        return self._http.json("GET", "/v1/items", lambda got: wire.read_page(got, self._fetch), params=params)
 
     def browse_codes(self, pattern: Sequence[int | None] = (), limit: int = 50, offset: int = 0) -> CodePage:
         """List the items whose codes start with `pattern` (None matches any code) and the codes that come next."""
         codes = "-".join("*" if code is None else str(code) for code in pattern)
         path = f"/v1/codes/{codes}" if codes else "/v1/codes"
         params = {"limit": limit, "offset": offset}
-        return self._json("GET", path, lambda got: wire.read_code_page(got, self._fetch), params=params)
+        return self._http.json("GET", path, lambda got: wire.read_code_page(got, self._fetch), params=params)
 
     def image(self, id: str, size: int = _THUMBNAIL_SIZE) -> bytes | None:
         """Get a thumbnail of an item's image as an image file, or None. `size` limits its sides, in pixels."""
         path = f"/v1/images/{wire.segment(id)}"
-        return self._if_found(lambda: self._send("GET", path, params={"size": size}).content)
+        return none_if_missing(lambda: self._http.send("GET", path, params={"size": size}).content)
 
     def with_images(self, hits: Iterable[Hit], size: int = _THUMBNAIL_SIZE) -> Hits:
         """Return the same hits with their thumbnails, see `image`."""
@@ -256,7 +235,7 @@ class Client:
 
     def indexes(self) -> list[ServedIndex]:
         """Describe all served indexes. The first is the default."""
-        return self._json("GET", "/v1/indexes", lambda got: [*map(wire.read_index, got["indexes"])])
+        return self._http.json("GET", "/v1/indexes", lambda got: [*map(wire.read_index, got["indexes"])])
 
     # Writes
 
@@ -264,17 +243,17 @@ class Client:
         """Write one item and wait until it is stored. Returns "created", "replaced" or "unchanged"."""
         body = wire.item_body(item)
         path = f"/v1/items/{wire.segment(body.pop('id'))}"
-        return self._json("PUT", path, lambda got: str(got["status"]), json=body)
+        return self._http.json("PUT", path, lambda got: str(got["status"]), json=body)
 
     def delete(self, ids: str | Iterable[str] | None = None, *, where: str | None = None) -> int:
         """Delete items by id, or all that match a filter. Returns the number of deleted items. See `Index.delete`."""
         if (ids is None) == (where is None):
             raise GeniusError("Give either ids or where, to say which items to delete.")
         if ids is None:
-            return self._json("DELETE", "/v1/items", lambda got: int(got["deleted"]), params={"where": where})
+            return self._http.json("DELETE", "/v1/items", lambda got: int(got["deleted"]), params={"where": where})
 
         def delete(id: str) -> bool:
-            return self._if_found(lambda: self._send("DELETE", f"/v1/items/{wire.segment(id)}")) is not None
+            return none_if_missing(lambda: self._http.send("DELETE", f"/v1/items/{wire.segment(id)}")) is not None
 
         return sum(map(delete, [ids] if isinstance(ids, str) else ids))
 
@@ -299,11 +278,11 @@ class Client:
 
     def jobs(self) -> list[JobStatus]:
         """List waiting, running and recently ended jobs."""
-        return self._json("GET", "/v1/jobs", lambda got: [*map(wire.read_job, got["jobs"])])
+        return self._http.json("GET", "/v1/jobs", lambda got: [*map(wire.read_job, got["jobs"])])
 
     def job(self, id: str) -> JobStatus:
         """Get the status of a job."""
-        return self._json("GET", f"/v1/jobs/{wire.segment(id)}", wire.read_job)
+        return self._http.json("GET", f"/v1/jobs/{wire.segment(id)}", wire.read_job)
 
     def wait(self, id: str) -> JobStatus:
         """Wait until a job has ended."""
@@ -315,10 +294,12 @@ class Client:
 
     def cancel(self, id: str) -> None:
         """Stop a job. Items that are already written stay."""
-        self._send("DELETE", f"/v1/jobs/{wire.segment(id)}")
+        self._http.send("DELETE", f"/v1/jobs/{wire.segment(id)}")
 
     def _start_job(self, bodies: Sequence[dict[str, Any]], replace: bool) -> str:
-        return self._json("POST", "/v1/items", lambda got: str(got["job"]), json={"items": bodies, "replace": replace})
+        return self._http.json(
+            "POST", "/v1/items", lambda got: str(got["job"]), json={"items": bodies, "replace": replace}
+        )
 
     def _write(self, items: Iterable[Item | BadItem], replace: bool) -> AddReport:
         bad: list[BadItem] = []
@@ -355,68 +336,6 @@ class Client:
             raise ServiceError(message.strip())
         return job
 
-    # Requests
-
-    def _json(self, method: str, path: str, read: Callable[[Any], T], **request: Any) -> T:
-        """Send a request and convert its JSON response with `read`."""
-        response = self._send(method, path, **request)
-        try:
-            return read(response.json())
-        except _MALFORMED as error:
-            raise self._unexpected(f"{type(error).__name__}: {error}") from error
-
-    def _if_found(self, send: Callable[[], T]) -> T | None:
-        """None if the item does not exist. A missing index or address is still an error."""
-        try:
-            return send()
-        except NotFound as error:
-            if error.field != "id":
-                raise
-            return None
-
-    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """Send a request. A busy service is asked again after the time it names, within the timeout."""
-        try:
-            built = self._http.build_request(method, path, **request)
-        except (TypeError, ValueError) as error:
-            raise GeniusError(f"The request is not valid JSON ({error}). Use plain numbers and strings.") from error
-        waited = 0.0
-        for attempt in range(RETRIES + 1):
-            try:
-                response = self._http.send(built)
-            except (httpx.RemoteProtocolError, httpx.ReadError) as error:
-                if attempt == 0:  # an idle connection that the service has closed
-                    continue
-                raise Unreachable(f"{self.url} broke off the connection. See the log of the service.") from error
-            except httpx.TimeoutException as error:
-                hint = "Try again, or set a longer timeout."
-                raise Unreachable(f"{self.url} did not respond within {self._timeout:g} seconds. {hint}") from error
-            except (httpx.TransportError, httpx.InvalidURL) as error:
-                hint = "Check the address, and that genius serve is running there."
-                raise Unreachable(f"{self.url} cannot be reached ({error}). {hint}") from error
-            if response.is_success:
-                return response
-            pause = _retry_after(response, attempt)
-            if response.status_code not in (429, 503) or waited + pause > self._timeout:
-                break
-            if attempt < RETRIES:
-                sleep(pause)
-            waited += pause
-        raise self._error(response)
-
-    def _error(self, response: httpx.Response) -> ServiceError:
-        status = response.status_code
-        try:
-            problem = response.json()["error"]
-            message, code, field = str(problem["message"]), str(problem["code"]), problem.get("field")
-        except _MALFORMED:
-            return self._unexpected(f"status {status}", status)
-        return error_type(status)(message, status, code, field)
-
-    def _unexpected(self, what: str, status: int | None = None) -> Unreachable:
-        hint = "Check the address and the version of the service."
-        return Unreachable(f"{self.url} does not respond like genius serve ({what}). {hint}", status)
-
 
 def _refused_position(error: ServiceError, items: int) -> int | None:
     """Position of the item that the service refuses: in a field such as "items.13.text", or of the only item."""
@@ -425,33 +344,3 @@ def _refused_position(error: ServiceError, items: int) -> int | None:
     if name == "items" and position.isdecimal() and int(position) < items:
         return int(position)
     return 0 if error.status == 413 and items == 1 else None
-
-
-def _check_url(url: str) -> httpx.URL:
-    try:
-        parsed = httpx.URL(url)
-        known = parsed.scheme in ("http", "https") and parsed.host and 0 < (parsed.port or 80) < 1 << 16
-    except (httpx.InvalidURL, TypeError):
-        known = False
-    if not known or parsed.userinfo:
-        raise GeniusError(
-            "The URL of the service is malformed. Write one like http://127.0.0.1:8000, without a password."
-        )
-    return parsed
-
-
-def _headers(key: str | None) -> dict[str, str]:
-    if key is None:
-        return {}
-    if not key.isascii() or not key.isprintable() or not key.strip():
-        raise GeniusError("The key contains characters that keys do not have. Copy it again.")
-    return {"Authorization": f"Bearer {key.strip()}"}
-
-
-def _retry_after(response: httpx.Response, attempt: int) -> float:
-    """Seconds to wait: as the service says, or exponential backoff. Jitter spreads the clients."""
-    try:
-        seconds = max(0.0, float(response.headers.get("Retry-After", "")))
-    except ValueError:
-        seconds = 0.25 * 2**attempt
-    return seconds + random.uniform(0, 0.1)

@@ -25,7 +25,7 @@ from genius.data.items import Item, Modality, Query
 from genius.errors import BadImage, BadItem, GeniusError
 from genius.index.index import Index
 from genius.integrations import client as client_module
-from genius.integrations import wire
+from genius.integrations import connection, wire
 from genius.integrations.client import Client, NotAllowed, NotFound, ServiceBusy, ServiceError, Unreachable
 from genius.integrations.langchain import GeniusRetriever as LangChainRetriever
 from genius.integrations.llamaindex import GeniusRetriever as LlamaIndexRetriever
@@ -488,7 +488,8 @@ def problem(status: int, headers: dict[str, str] | None = None, field: str | Non
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """No waiting: how long it would have been."""
     made: list[float] = []
-    monkeypatch.setattr(client_module, "sleep", made.append)
+    for module in (client_module, connection):
+        monkeypatch.setattr(module, "sleep", made.append)
     return made
 
 
@@ -507,7 +508,7 @@ def test_without_a_word_on_when_pauses_grow_and_end(pauses):
     client, asked = talking(problem(503))
     with pytest.raises(ServiceBusy, match=r"A sentence\."):
         client.count()
-    assert len(asked) == client_module.RETRIES + 1
+    assert len(asked) == connection.RETRIES + 1
     assert pauses == sorted(pauses)
     assert 0 < pauses[0] < sum(pauses) < 30
 
@@ -740,7 +741,7 @@ def test_what_is_no_address_is_refused(url):
 
 def test_an_address_may_have_a_path_before_the_service():
     client, asked = talking(EMPTY)
-    behind = Client("https://example.com/search/", index="a&b", key="secret", transport=client._http._transport)
+    behind = Client("https://example.com/search/", index="a&b", key="secret", transport=client._http._client._transport)
     behind.count("a = 'b&c'")
     assert asked[0].url.path == "/search/v1/items"
     assert dict(asked[0].url.params) == {"index": "a&b", "limit": "1", "offset": "0", "where": "a = 'b&c'"}
