@@ -43,6 +43,12 @@ MAX_SMALL_FILES = 32
 """A commit merges small files as soon as there are this many."""
 MERGED_BYTES = 1 << 26
 """A commit does not write merged files larger than this."""
+LARGE_ROWS = 1 << 20
+"""`compact` merges larger files into ones of this number of rows: reading the rows of hits takes time for each file."""
+LARGE_BYTES = 1 << 30
+"""`compact` does not write files much larger than this, unless they have fewer than MERGED_ROWS rows."""
+MAX_LARGE_FILES = 8
+"""`compact` merges larger files as soon as there are this many, so that a row is rewritten only a few times."""
 
 _WRITTEN_FOLDERS = ("data", "_deletions", "_transactions", "_versions")  # the folders that a commit writes to
 _STORAGE: dict[str, Any] = {"enable_stable_row_ids": True, "data_storage_version": "2.1"}
@@ -183,7 +189,7 @@ def compact(
 ) -> tuple[lance.LanceDataset, CompactReport]:
     """Merge small files, and remove unused files and the versions older than `keep` (None: keep all)."""
     before = len(dataset.get_fragments())
-    merged = _merge(folder, dataset, MERGED_ROWS)
+    merged = _merge(folder, dataset, _compacted_rows(dataset))
     changed = dataset if merged is None else merged
     removed = changed.cleanup_old_versions(
         older_than=timedelta(days=36500) if keep is None else keep,
@@ -197,6 +203,15 @@ def compact(
         bytes_removed=removed.bytes_removed,
         versions_kept=len(changed.versions()) - 1,
     )
+
+
+def _compacted_rows(dataset: lance.LanceDataset) -> int:
+    """Rows of a file, below which `compact` merges it with others."""
+    fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+    size = sum(file.file_size_bytes or 0 for one in fragments for file in one.files)
+    rows = min(LARGE_ROWS, LARGE_BYTES * sum(one.physical_rows for one in fragments) // max(1, size))
+    many = sum(MERGED_ROWS // 2 <= one.physical_rows < rows for one in fragments) >= MAX_LARGE_FILES
+    return max(rows, MERGED_ROWS) if many else MERGED_ROWS
 
 
 def merge_small(folder: Folder, dataset: lance.LanceDataset) -> lance.LanceDataset | None:

@@ -693,6 +693,29 @@ def test_large_files_are_left_alone(index: Index, monkeypatch: pytest.MonkeyPatc
     assert index.compact().files_merged == 7  # when asked to
 
 
+def test_compaction_merges_large_files_once_there_are_many(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits, "MERGED_ROWS", 4)
+    monkeypatch.setattr(commits, "LARGE_ROWS", 64)
+    monkeypatch.setattr(commits, "MAX_LARGE_FILES", 5)
+    for start in range(0, 20, 5):
+        index.add(texts(5, start))
+    assert index.compact().files_merged == 0  # four files are not many
+    index.add(texts(5, 20))
+    monkeypatch.setattr(commits, "LARGE_BYTES", 1)
+    assert index.compact().files_merged == 0  # a file would be too large
+    monkeypatch.setattr(commits, "LARGE_BYTES", 1 << 30)
+    hits = [index.search(query) for query in QUERIES]
+    assert index.compact().files_merged == 4
+    assert sizes_of_files(index) == [25]
+    assert [index.search(query) for query in QUERIES] == hits
+    for number in range(25, 28):
+        index.add(texts(1, number))
+    assert index.compact().files_merged == 2  # the large file is not written again
+    assert sizes_of_files(index) == [25, 3]
+    assert list(index.items()) == texts(28)
+    assert index.verify() == []
+
+
 def test_what_is_written_stays_if_merging_fails(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commits, "MAX_SMALL_FILES", 2)
 
