@@ -8,6 +8,7 @@ import typer
 from genius.cli.console import IndexPath, examples, lower_priority, open_index, say, stderr
 from genius.cli.index import index_app
 from genius.errors import BadData
+from genius.runtime.wording import counted
 
 EPILOG = examples(
     "genius fit ~/Images --encoder openai/clip-vit-base-patch32 --out my-model",
@@ -61,7 +62,6 @@ def fit(
     from genius.data.readers import count_items
     from genius.fit.collection import is_vector_file, read_vectors
     from genius.fit.run import fit as run_fit
-    from genius.fit.run import fitted_words
     from genius.fit.settings import FitSettings
 
     settings = FitSettings(levels=levels, codes=codes, layers=layers, steps=steps, seed=seed)
@@ -69,7 +69,9 @@ def fit(
     lower_priority()
     if any(is_vector_file(Path(source)) for source in sources):
         if len(sources) > 1:
-            raise BadData("Give one file of vectors at a time.")
+            raise BadData(
+                f"{len(sources)} sources were given, at least one with vectors. Give one file of vectors alone."
+            )
         collection = read_vectors(Path(sources[0]), Modality.parse(modality))
         _, report = run_fit(collection, encoder, out, settings, device=device, console=console)
     else:
@@ -80,7 +82,7 @@ def fit(
         counts = [count_items(source) for source in sources]
         total = None if None in counts else sum(filter(None, counts))
         _, report = run_fit(read_sources(sources), encoder, out, settings, device=device, console=console, total=total)
-    say(fitted_words(report, out))
+    say(f"Fitted {out} to {counted(report.items, 'item')} in {report.seconds:.0f} s.")
     say(f"Next: genius index create INDEX SOURCE --model {out}")
 
 

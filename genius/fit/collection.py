@@ -23,7 +23,7 @@ from genius.train.files import write_json
 
 BLOCK = 1024  # items that are encoded and stored together
 VECTOR_COLUMNS = ("vector", "image_vector", "text_vector")
-VECTOR_FILES = (".npy", ".parquet")
+CHECK_BLOCK = 65_536  # rows that are checked together
 
 
 @dataclass
@@ -31,9 +31,9 @@ class Collection:
     """Vectors of n items.
 
     Attributes:
-        vectors: (n, d) sums of image and text vector, of any length and float type; may be memory-mapped.
+        vectors: (n, d) sums of image and text vector, of any norm and float type. May be memory-mapped.
         modality: (n,) values of `Modality`.
-        texts: (m, d) vectors of texts of pairs, which serve as queries.
+        texts: (m, d) vectors of the texts of some pairs, which serve as queries.
         bad: Items that could not be read.
     """
 
@@ -51,49 +51,54 @@ class Collection:
         return int(self.vectors.shape[1])
 
     def sample(self, rows: np.ndarray) -> Sample:
-        """Normalised vectors of some rows, which must be sorted to be read quickly."""
+        """Items in some rows (m,), with normalised vectors. Sorted rows are read faster."""
         return Sample(normalised(self.vectors[rows]), self.modality[rows])
 
     @classmethod
     def of(cls, vectors: "Vectors | np.ndarray", modality: Modality = Modality.TEXT) -> "Collection":
-        """A collection of ready vectors. modality: that of all items, if an array (n, d) is given.
+        """Make a collection from vectors.
+
+        Args:
+            vectors: Image and text vectors, or one array (n, d) of floats.
+            modality: Modality of all items, if an array is given.
 
         Raises:
-            BadData: The vectors are not an array (n, d) of finite numbers without zero rows.
+            BadData: The vectors are not an array (n, d) of floats, or a row is zero or not finite.
         """
         if isinstance(vectors, Vectors):
             both = vectors.has_image & vectors.has_text
             total = vectors.image + vectors.text
-            texts, kinds = vectors.text[np.flatnonzero(both)[:BLOCK]], vectors.modality
+            texts, modalities = vectors.text[np.flatnonzero(both)[:BLOCK]], vectors.modality
         else:
-            total, texts, kinds = vectors, np.zeros((0, 0), np.float32), np.full(len(vectors), int(modality), np.uint8)
+            total, texts = vectors, np.zeros((0, 0), np.float32)
+            modalities = np.full(len(vectors), int(modality), np.uint8)
         if total.ndim != 2 or total.dtype.kind != "f":
             raise BadData(f"Vectors must be an array (n, d) of floats, not {total.dtype} of shape {total.shape}.")
-        for start in range(0, len(total), 65_536):
-            lengths = np.linalg.norm(np.asarray(total[start : start + 65_536], np.float32), axis=1)
+        for start in range(0, len(total), CHECK_BLOCK):
+            lengths = np.linalg.norm(np.asarray(total[start : start + CHECK_BLOCK], np.float32), axis=1)
             wrong = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
             if len(wrong):
                 raise BadData(f"The vector in row {start + wrong[0]} is zero or not finite. Leave such rows out.")
-        return cls(total, kinds, texts, [])
+        return cls(total, modalities, texts, [])
 
 
 def normalised(vectors: np.ndarray) -> Floats:
-    """Vectors (n, d) at length 1, float32."""
+    """Vectors (n, d), divided by their norm, as float32. Zero vectors stay zero."""
     found: Floats = np.array(vectors, np.float32)
     found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), np.float32(1e-12))
     return found
 
 
 def read_vectors(path: Path, modality: Modality) -> Collection:
-    """Read ready vectors.
+    """Read vectors from a file.
 
     Args:
         path: A .npy file with an array (n, d), or a Parquet file with the column `vector`, or with the columns
             `image_vector` and `text_vector`, null where an item has no image or no text.
-        modality: That of all items of an array or a column `vector`.
+        modality: Modality of all items of an array or a column `vector`.
 
     Raises:
-        BadData: The file cannot be read, or holds no such vectors.
+        BadData: The file cannot be read, or does not hold such vectors.
     """
     try:
         if path.suffix == ".npy":
@@ -101,7 +106,7 @@ def read_vectors(path: Path, modality: Modality) -> Collection:
         names = [name for name in VECTOR_COLUMNS if name in pq.read_schema(path).names]
         table = pq.read_table(path, columns=names)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise BadData(f"{path} cannot be read as vectors ({error}).") from error
+        raise BadData(f"{path} cannot be read as vectors ({error}). Give a .npy or Parquet file.") from error
     if names == ["vector"]:
         return Collection.of(_matrix(path, table["vector"])[0], modality)
     if set(names) == set(VECTOR_COLUMNS[1:]):
@@ -113,11 +118,13 @@ def read_vectors(path: Path, modality: Modality) -> Collection:
             full[there] = part
             both.append(full)
         return Collection.of(Vectors(*both))
-    raise BadData(f"{path} has no column `vector`, nor the columns `image_vector` and `text_vector`.")
+    raise BadData(
+        f"{path} has no column `vector`, nor the columns `image_vector` and `text_vector`. Rename its columns."
+    )
 
 
 def _matrix(path: Path, column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    """The vectors that are not null, and which rows these are."""
+    """The vectors (m, d) that are not null, and which rows (n,) bool have one."""
     there = np.asarray(column.is_valid())
     lists = column.drop_null().combine_chunks()
     if not pa.types.is_list(lists.type) and not pa.types.is_fixed_size_list(lists.type):
@@ -157,12 +164,15 @@ def encode_collection(
     Args:
         items: The items, in the same order in every call.
         encoder: The encoder.
-        folder: Where the vectors are stored, block by block; a later call continues after the last block. None: in
-            memory only.
+        folder: Folder to store the vectors in, block by block. A later call continues after the last block. None: the
+            vectors stay in memory.
         progress: Whether to show a progress bar.
         total: Number of items, for the progress bar.
+
+    Returns:
+        Normalised vectors as float16, memory-mapped if there is a folder. Unreadable items are listed in `bad`.
     """
-    store = _Memory() if folder is None else _Disk(folder, encoder.dim)
+    store = _Memory(encoder.dim) if folder is None else _Disk(folder, encoder.dim)
     source = iter(items)
     for _ in islice(source, store.seen):
         pass
@@ -182,13 +192,13 @@ def encode_collection(
             ids = [item.id for item in block]
             store.put(*_encoded(encoder, ids, list(pool.map(prepare, block))), seen=len(block))
             advance(len(block), len(store.bad))
-    return store.collection(encoder.dim)
+    return store.collection()
 
 
 def _encoded(
     encoder: Encoder, ids: Sequence[str], block: Sequence[Prepared | BadItem]
 ) -> tuple[Vectors, list[BadItem]]:
-    """Vectors of the good items of a block, and the bad ones."""
+    """Vectors of the readable items of a block, and the items that are left out."""
     good = [row for row, one in enumerate(block) if isinstance(one, Prepared)]
     bad = [one for one in block if isinstance(one, BadItem)]
     vectors = encoder.encode([one for one in block if isinstance(one, Prepared)])
@@ -201,24 +211,25 @@ def _encoded(
 class _Memory:
     """Vectors of a collection in memory."""
 
-    def __init__(self) -> None:
-        self.seen, self.bad = 0, list[BadItem]()
+    def __init__(self, dim: int) -> None:
+        self.dim, self.seen, self.bad = dim, 0, list[BadItem]()
         self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def put(self, vectors: Vectors, bad: list[BadItem], seen: int) -> None:
-        """Add a block. Of pairs, the texts are kept as well."""
+        """Add a block of `seen` items."""
         self.parts.append(_stored(vectors))
         self.bad += bad
         self.seen += seen
 
-    def collection(self, dim: int) -> Collection:
-        empty = (np.zeros((0, dim), np.float16), np.zeros(0, np.uint8), np.zeros((0, dim), np.float16))
+    def collection(self) -> Collection:
+        no_rows = np.zeros((0, self.dim), np.float16)
+        empty = (no_rows, np.zeros(0, np.uint8), no_rows)
         sums, modality, texts = (np.concatenate(part) for part in zip(*(self.parts or [empty]), strict=True))
         return Collection(sums, modality, texts, self.bad)
 
 
 class _Disk:
-    """Vectors of a collection in files that only grow. `progress.json` counts what is complete."""
+    """Vectors of a collection in files. `progress.json` records how many bytes of each file are complete."""
 
     def __init__(self, folder: Path, dim: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -229,7 +240,7 @@ class _Disk:
         self.bad = [BadItem(*one) for one in facts.get("bad", [])]
 
     def put(self, vectors: Vectors, bad: list[BadItem], seen: int) -> None:
-        """Append a block behind what is complete."""
+        """Append a block of `seen` items. It overwrites a block that a killed process has left incomplete."""
         for name, array in zip(self.bytes, _stored(vectors), strict=True):
             path = self.folder / name
             with open(path, "r+b" if path.exists() else "w+b") as file:
@@ -244,17 +255,17 @@ class _Disk:
         facts: dict[str, Any] = {"seen": self.seen, "bytes": self.bytes}
         write_json(self.counter, facts | {"bad": [(one.id, one.reason) for one in self.bad]})
 
-    def collection(self, dim: int) -> Collection:
+    def collection(self) -> Collection:
         def mapped(name: str, dtype: type, width: int | None) -> np.ndarray:
             size = self.bytes[name] // np.dtype(dtype).itemsize
             shape = (size,) if width is None else (size // width, width)
             return np.memmap(self.folder / name, dtype, "r", shape=shape) if size else np.zeros(shape, dtype)
 
-        sums, texts = (mapped(name, np.float16, dim) for name in ("sums", "texts"))
+        sums, texts = (mapped(name, np.float16, self.dim) for name in ("sums", "texts"))
         return Collection(sums, mapped("modality", np.uint8, None), texts, self.bad)
 
 
 def _stored(vectors: Vectors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Normalised sums and modalities of items, and the normalised texts of pairs."""
+    """Normalised sums (n, d) and modalities (n,) of items, and the normalised texts (m, d) of the pairs among them."""
     both = vectors.has_image & vectors.has_text
     return vectors.embedding(np.float16), vectors.modality, normalised(vectors.text[both]).astype(np.float16)

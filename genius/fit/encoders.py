@@ -1,4 +1,4 @@
-"""Opens an encoder by name: of a GENIUS model, a CLIP or SigLIP, a sentence-transformers model, or a function."""
+"""Opens encoders: of GENIUS models, CLIP, SigLIP and sentence-transformers models by name, and functions."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from genius.model.genius import BUNDLED, Genius
 
 EncoderLike = Encoder | EncodeFunction | str | os.PathLike[str]
 """An encoder, a function (see `FunctionEncoder`), or the name of an encoder."""
-NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
+NEEDED = ("config.json", "model.safetensors", "tokenizer.json")  # files to download from the hub
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ def open_encoder(given: EncoderLike, device: str = "cpu") -> OpenedEncoder:
     """Open an encoder.
 
     Args:
-        given: "mini" or the folder or hub id of another GENIUS model, whose encoder is used; the folder or hub id of a
-            CLIP, SigLIP or sentence-transformers model; a function; or an encoder, which is returned as it is.
+        given: "mini", or the folder or hub id of another GENIUS model, whose encoder is used; the folder or hub id of a
+            CLIP, SigLIP or sentence-transformers model; a function; or an encoder, which is returned unchanged.
         device: Device of the encoder, as torch names it.
 
     Raises:
-        BadModel: There is no such model, or it is of another kind.
+        BadModel: There is no such model, or it is not an encoder.
         MissingExtra: The encoder needs packages that are not installed.
     """
     if not isinstance(given, str | os.PathLike):
@@ -68,6 +68,7 @@ def open_encoder(given: EncoderLike, device: str = "cpu") -> OpenedEncoder:
 
 
 def _is_genius(folder: Path) -> bool:
+    """Whether a folder holds a GENIUS model."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):

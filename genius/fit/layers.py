@@ -7,15 +7,12 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from genius.encoders.precomputed import PrecomputedEncoder
-from genius.fit.check import CheckedItems, exact, recall
 from genius.fit.codebooks import Floats, Sample
 from genius.fit.queries import QueryMaker
 from genius.fit.settings import FitSettings
+from genius.fit.validation import Validation
 from genius.model.decoder_config import DecoderConfig
 from genius.model.decoder_runtime import DecoderRuntime
-from genius.model.encoder_only import encoder_only
-from genius.model.genius import Genius
 from genius.model.quantizer_runtime import QuantizerRuntime
 from genius.networks.decoder import Decoder
 from genius.train.distillation import (
@@ -31,46 +28,41 @@ from genius.train.distillation import (
 )
 from genius.train.loop import Losses, Stage, run_stage, step_rng
 
-QUERIES, ITEMS = 32, 4  # of a step, and IDs scored for each query
-SHARPNESS = 10.0
+QUERIES, ITEMS = 32, 4  # queries of a step, and IDs scored for each of them
+SHARPNESS = 10.0  # these IDs are drawn in proportion to exp(SHARPNESS * similarity)
 RATE, WEIGHT_DECAY, WARMUP = 1e-3, 0.01, 60
-HEADS, FEED_FORWARD, PREFIX = 8, 2, 4  # FEED_FORWARD: times the width
-VALIDATION_ITEMS, VALIDATION_QUERIES = 10_000, 100
+HEADS, FEED_FORWARD, PREFIX = 8, 2, 4  # FEED_FORWARD: width of the hidden layer, as a multiple of d_model
 
 
-def train_layers(
-    quantizer: QuantizerRuntime,
-    learned: Sample,
-    held: Sample,
-    texts: Floats,
-    scale: float,
-    settings: FitSettings,
-    work: Path | None,
-    console: Console,
-) -> DecoderRuntime:
-    """Train a decoder of `settings.layers` layers that decides all levels by itself.
+def train_layers(stage: "LayersStage", folder: Path | None, console: Console) -> DecoderRuntime:
+    """Train the layers, and return the decoder with its best weights.
 
     Args:
-        quantizer: The codebooks.
-        learned: Items to draw queries and IDs from.
-        held: Held-back items, whose queries choose the weights.
-        texts: See `QueryMaker`.
-        scale: Scale of the query vector in the residual score.
-        settings: Sizes, steps and seed.
-        work: Folder of checkpoints, from which an interrupted training continues.
+        stage: The training.
+        folder: Folder of checkpoints, from which an interrupted training continues. None: it cannot continue.
         console: Where progress is shown.
     """
-    stage = LayersStage(quantizer, learned, held, texts, scale, settings)
-    if work is not None:
-        run_stage(stage, work, console)
+    if folder is not None:
+        run_stage(stage, folder, console)
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            run_stage(stage, Path(folder), console)
+        with tempfile.TemporaryDirectory() as temporary:
+            run_stage(stage, Path(temporary), console)
     return stage.decoder.runtime()
 
 
 class LayersStage(Stage):
-    """Trains the layers. All modalities that the collection has are equally likely: the target decides."""
+    """Trains a decoder whose layers decide all levels without the residual score.
+
+    All modalities are equally likely: the target of a search decides.
+
+    Args:
+        quantizer: The codebooks.
+        learned: Items to draw queries and IDs from.
+        texts: Text vectors to draw queries from, see `QueryMaker`.
+        validation: Chooses the weights.
+        scale: Scale of the query vector in the residual score.
+        settings: Sizes, steps and seed.
+    """
 
     name = "decoder"
     warmup, average = WARMUP, 0.999
@@ -79,12 +71,12 @@ class LayersStage(Stage):
         self,
         quantizer: QuantizerRuntime,
         learned: Sample,
-        held: Sample,
         texts: Floats,
+        validation: Validation,
         scale: float,
         settings: FitSettings,
     ) -> None:
-        self.settings, self.texts, self.quantizer, self.learned = settings, texts, quantizer, learned
+        self.settings, self.texts, self.learned, self.validation = settings, texts, learned, validation
         self.steps = settings.steps
         self.validate_every = max(1, settings.steps // 4)
         self.codes = torch.from_numpy(
@@ -111,15 +103,9 @@ class LayersStage(Stage):
         self.decoder.init_table(books)
         self.groups = [{"params": list(self.decoder.parameters()), "lr": RATE, "weight_decay": WEIGHT_DECAY}]
         self._drawn: tuple[Candidates, QueryMaker] | None = None
-        step = max(1, len(learned) // VALIDATION_ITEMS)
-        sample = Sample(learned.z[::step], learned.modality[::step])
-        self._items = CheckedItems(sample, self.codes[::step].numpy())
-        self._queries = QueryMaker(held, texts).draw(VALIDATION_QUERIES, np.random.default_rng([settings.seed, 2]))
-        self._nearest = exact(sample, self._queries)
-        self._encoder = PrecomputedEncoder(quantizer.dim)
 
     def loss(self, step: int) -> Losses:
-        """Difference of the decoder's scores from the residual scores, of codes and of whole IDs."""
+        """Difference between the scores of the decoder and the residual scores, of single codes and of whole IDs."""
         rng = step_rng(self.settings.seed, self.name, step)
         candidates, maker = self._candidates(step)
         queries = maker.draw(QUERIES, rng)
@@ -137,7 +123,7 @@ class LayersStage(Stage):
         return total, {name: part.detach() for name, part in parts.items()}
 
     def _candidates(self, step: int) -> tuple[Candidates, QueryMaker]:
-        """Items that a step draws queries and IDs from; they serve for several steps."""
+        """Items that a step draws queries and IDs from. They are drawn once for `REFRESH` steps."""
         block = step // REFRESH
         if self._drawn is None or self._drawn[0].block != block:
             rng = np.random.default_rng([self.settings.seed, block, 3])
@@ -149,7 +135,5 @@ class LayersStage(Stage):
         return self._drawn
 
     def validate(self) -> dict[str, float]:
-        """Share (%) of what exact search finds that mode generate finds, for held-back queries."""
-        fusion = encoder_only(self._encoder).fusion
-        model = Genius(self._encoder, fusion, self.quantizer, self.decoder.runtime())
-        return {"score": 100 * recall(model, self._items, self._queries, self._nearest, "generate")}
+        """Recall (%) of the mode generate, for held-back queries."""
+        return {"score": 100 * self.validation.recall(self.decoder.runtime())}

@@ -1,13 +1,13 @@
 """Pseudo-queries: vectors that stand for the queries of users, made from the collection itself.
 
-Nobody has asked anything yet, so queries are made to lie where real ones lie. Five kinds, those that the collection
-allows in equal parts:
+A collection has no queries yet, so they are made where real ones would lie in vector space. There are five kinds, drawn
+in equal numbers. A kind that the collection has no items for is left out:
 
-- texts: texts of pairs, and sentences of `genius.fit.probes` that the encoder reads, looking for images or pairs;
-- crossing: items of one modality, looking for another;
-- offsets: items moved by the difference between a text or crossing query and its nearest item;
-- mixtures: between two items that are near each other;
-- noise: items with noise.
+- texts: texts of pairs and sentences of `genius.fit.probes`; the target is an image or a pair;
+- crossing: items of one modality; the target is another modality;
+- offsets: items, moved by the difference between a text or crossing query and its nearest item;
+- mixtures: points between an item and one of its nearest neighbours;
+- noise: items with random noise.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from genius.data.items import Modality
 from genius.fit.codebooks import Floats, Ints, Sample
 from genius.fit.collection import normalised
 
 NOISE = (0.2, 1.2)  # length of the noise, as in `genius.train.distillation`
-IMAGE, TEXT, PAIR = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class PseudoQueries:
-    """Normalised query vectors z (n, d), target modalities (n,), and the kind of each."""
+    """Normalised query vectors z (n, d), their target modalities (n,), and the name of the kind of each query."""
 
     z: Floats
     target: Ints
@@ -39,22 +39,22 @@ class QueryMaker:
 
     Args:
         items: The items that queries are made from.
-        texts: (m, d) vectors of texts that are no items themselves, normalised.
+        texts: (m, d) normalised vectors of texts that are not items of the collection; m may be 0.
     """
 
     def __init__(self, items: Sample, texts: Floats) -> None:
         self.items, self.texts = items, texts
         self.rows = {int(one): np.flatnonzero(items.modality == one) for one in np.unique(items.modality)}
-        self.seen = [one for one in (PAIR, IMAGE) if one in self.rows]  # what a text looks for
+        self.text_targets = [one for one in (Modality.IMAGE_TEXT, Modality.IMAGE) if one in self.rows]
         self.kinds: dict[str, Callable[[int, np.random.Generator], tuple[Floats, Ints]]] = {
             "noise": self._noise,
             "mixtures": self._mixtures,
         }
-        if len(texts) and self.seen:
+        if len(texts) and self.text_targets:
             self.kinds["texts"] = self._texts
         if len(self.rows) > 1:
             self.kinds["crossing"] = self._crossing
-        if len(self.kinds) > 2:
+        if {"texts", "crossing"} & self.kinds.keys():
             self.kinds["offsets"] = self._offsets
 
     def draw(self, count: int, rng: np.random.Generator) -> PseudoQueries:
@@ -80,7 +80,7 @@ class QueryMaker:
         return normalised(share * z + (1 - share) * self._near(z, modality, skip=1)), modality
 
     def _texts(self, count: int, rng: np.random.Generator) -> tuple[Floats, Ints]:
-        return self.texts[rng.integers(len(self.texts), size=count)], rng.choice(self.seen, count)
+        return self.texts[rng.integers(len(self.texts), size=count)], rng.choice(self.text_targets, count)
 
     def _crossing(self, count: int, rng: np.random.Generator) -> tuple[Floats, Ints]:
         target = rng.choice(list(self.rows), count)
@@ -93,8 +93,8 @@ class QueryMaker:
 
     def _offsets(self, count: int, rng: np.random.Generator) -> tuple[Floats, Ints]:
         make = self._texts if "texts" in self.kinds else self._crossing
-        asked, target = make(count, rng)
-        offset = asked - self._near(asked, target)
+        z, target = make(count, rng)
+        offset = z - self._near(z, target)
         rows = np.array([rng.choice(self.rows[int(one)]) for one in target])
         return normalised(self.items.z[rows] + rng.random((count, 1)).astype(np.float32) * offset), target
 
@@ -104,7 +104,7 @@ class QueryMaker:
         return np.array([rng.choice(self.rows[int(one)]) for one in modality])
 
     def _near(self, z: Floats, modality: Ints, skip: int = 0) -> Floats:
-        """The nearest item of the modality for each vector (n, d); with `skip`, the next but `skip`."""
+        """(n, d): the nearest item of modality (n,) to each vector z (n, d). skip: nearer items to pass over."""
         found = np.empty_like(z)
         for one, rows in self.rows.items():
             mine = np.flatnonzero(modality == one)

@@ -1,4 +1,4 @@
-"""Fitting a model to the items of an index, from their stored embeddings, and creating an index with a fitted model."""
+"""Fits models to the items of an index, from their stored embeddings, and creates indexes with a fitted model."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def refit(
     """Learn new codebooks and a new decoder from the present items, and give all items new codes, as one new version.
 
     Nothing is encoded: codes are made from the stored embeddings. The new model is stored inside the folder of the
-    index. Items that others add meanwhile get new codes, too. A process that is killed leaves the index as it was.
+    index. Items that others add meanwhile get new codes, too. If the process is killed, the index keeps its old codes.
 
     Args:
         index: The index.
@@ -38,14 +38,16 @@ def refit(
         embeddings: Whether the index keeps its embeddings.
         console: Where progress is shown. None: nowhere.
 
+    Returns:
+        The report of the fit.
+
     Raises:
-        BadIndex: The index stores no embeddings.
+        BadIndex: The index stores no embeddings, or some of them are zero.
         GeniusError: There are too few items.
     """
     vectors, modality = index.embeddings()
     opened = OpenedEncoder(index.model.encoder, index.model.instructions)
-    zero = np.flatnonzero(~vectors.any(1))
-    if len(zero):
+    if not vectors.any(1).all():
         raise BadIndex(f"{index.path} has embeddings that are zero. `genius index verify {index.path}` lists them.")
     texts = np.zeros((0, vectors.shape[1]), np.float32)
     collection = Collection(vectors, modality, texts, [])
@@ -74,15 +76,19 @@ def create_fitted(
     Args:
         path: Folder of the index, or its URL.
         opened: The encoder.
-        sources: Names of the sources, which an interrupted creation is recognised by.
-        add: Adds the items to the index.
+        sources: Names of the sources, by which an interrupted creation is recognised.
+        add: Adds the items of the sources to an index.
         settings: Sizes and seed of the fit.
         embeddings: Whether the index keeps its embeddings.
         store_images: Whether image files are copied.
         console: Where progress is shown. None: nowhere.
 
     Returns:
-        The index, what was added, and the report of the fit: None if a call before had fitted already.
+        The index, the report of adding, and the report of the fit; None if an earlier call had fitted already.
+
+    Raises:
+        BadIndex: There is another index or other files in the folder.
+        GeniusError: There are too few items.
     """
     model = encoder_only(opened.encoder)
     model.instructions = opened.instructions
@@ -95,7 +101,7 @@ def create_fitted(
     with creating(path, fitted or model, sources, embeddings if fitted else True, store_images) as index:
         added = add(index)
         report = None if fitted else refit(index, settings, embeddings=embeddings, console=console)
-    index.compact(keep=timedelta(0))  # the versions before the fit are of no use
+    index.compact(keep=timedelta(0))  # versions before the fit have no codes
     return index, added, report
 
 

@@ -6,9 +6,9 @@ from genius.errors import GeniusError
 
 MIN_ITEMS = 16
 MIN_CODES, MAX_CODES = 16, 256
-ITEMS_PER_CODE = 16  # fewer make k-means learn single items
+ITEMS_PER_CODE = 16  # with fewer, the codes of k-means are single items
 MAX_LEVELS = 16
-HELD_BACK = (0.1, 2_000)  # share of the items, and at most this number, that nothing is learned from
+HELD_BACK = (0.1, 2_000)  # share and maximum number of the items that nothing is learned from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,16 +17,16 @@ class FitSettings:
 
     Attributes:
         codes: Codes of each semantic level. None: 256, or fewer for fewer than 4,096 items.
-        levels: Semantic levels. None: as many as held-back items need, at most 16.
+        levels: Semantic levels. None: chosen by the error of held-back items, at most 16.
         layers: Layers of the decoder. 0: the decoder is the residual score, a closed form that needs no training.
         d_model: Width of the layers.
         steps: Training steps of the layers.
-        sample: Items that codebooks and decoder are learned from, at most.
-        target_error: Part of the variance that the codes may lose; decides the number of levels.
-        rounds: Rounds of least squares after k-means, at most.
+        sample: Maximum number of items that codebooks and decoder are learned from.
+        target_error: Share of the variance that the codes may lose. Decides the number of levels.
+        rounds: Maximum number of rounds of least squares after k-means.
         code_beams: Beam width when the codes of an item are chosen.
-        check_items: Items that the check searches, at most.
-        check_queries: Queries of the check.
+        check_items: Maximum number of items that the check searches.
+        check_queries: Number of queries of the check.
         seed: Seed of all random choices.
     """
 
@@ -44,12 +44,11 @@ class FitSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("codes", "levels", "d_model", "steps", "sample", "code_beams", "check_items", "check_queries"):
+        at_least_one = ("codes", "levels", "d_model", "steps", "sample", "code_beams", "check_items", "check_queries")
+        for name, least in (dict.fromkeys(at_least_one, 1) | {"layers": 0, "rounds": 0}).items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise GeniusError(f"{name} is {value}; it must be at least 1.")
-        if self.layers < 0 or self.rounds < 0:
-            raise GeniusError("layers and rounds must be at least 0.")
+            if value is not None and value < least:
+                raise GeniusError(f"{name} is {value}; it must be at least {least}.")
         if self.codes is not None and not 2 <= self.codes <= 1 << 16:
             raise GeniusError(f"codes is {self.codes}; a level has 2 to {1 << 16} codes.")
         if not 0 < self.target_error < 1:
