@@ -1,6 +1,6 @@
-"""Blocks: what a worker does with a part of a source. Nothing here knows Ray.
+"""Blocks: a worker reads, encodes and writes the items of a part of a source. Independent of Ray.
 
-The items are read, encoded and given codes, and written as fragments of the index that nobody sees before the commit.
+The rows are written as fragments of the index. Readers do not see them before the commit.
 """
 
 import json
@@ -23,16 +23,27 @@ from genius.index.ingest import BATCH, COMMIT, NewRow, encode_rows, prepare_item
 from genius.index.storage import FIELD_TYPES, ITEMS, Header, field_columns
 from genius.model.genius import Genius
 from genius.runtime.threads import thread_count
-from genius.scale.state import Block, Chunk, Fields
+from genius.scale.state import Block, Chunk, Fields, column_types
 
 CHUNK_ROWS = 8 * COMMIT
 """Maximum number of rows of a fragment."""
 CHUNK_BYTES = 256 << 20
-"""A fragment is written as soon as its rows take this much memory: they may hold images."""
+"""A fragment is written when its rows take this much memory: they may hold images."""
 
 
 def write_block(folder: Path, header: Header, model: Genius, items: Iterable[Item | BadItem], fields: Fields) -> Block:
-    """Encode items and write them as fragments of the index in a folder. fields: columns that all fragments have."""
+    """Encode items and write them as fragments of an index.
+
+    Args:
+        folder: Folder of the index.
+        header: Header of the index.
+        model: The model of the index.
+        items: The items of a part of a source.
+        fields: Metadata fields that have a column in all fragments.
+
+    Returns:
+        The written chunks, and the items that cannot be indexed.
+    """
     block, tables, metadata = Block([], []), list[pa.Table](), list[dict[str, Any]]()
 
     def flush() -> None:
@@ -69,8 +80,7 @@ def _prepared(items: Iterable[Item | BadItem], header: Header, model: Genius) ->
 def write_chunk(folder: Path, header: Header, table: pa.Table, metadata: list[dict[str, Any]], fields: Fields) -> Chunk:
     """Write rows as one fragment, with the columns of known and new metadata fields."""
     columns = field_columns(metadata, fields, header.schema().names)
-    names = {type: name for name, type in FIELD_TYPES.items()}
-    written = {name: names[column.type] for name, column in columns.items()}
+    written = column_types(columns)
     for name, column in columns.items():
         table = table.append_column(name, column)
     (fragment,), checksums = write_rows(open_folder(folder), full_schema(header, written), table)
@@ -89,7 +99,7 @@ def full_schema(header: Header, fields: Fields) -> pa.Schema:
 
 
 def rewrite_chunk(folder: Path, header: Header, chunk: Chunk, drop: list[int], fields: Fields) -> Chunk | None:
-    """Write a fragment again, without some of its rows and with the columns of these fields; None if no row is left."""
+    """Write a fragment again, without the rows in `drop` and with columns for `fields` only. None if no row is left."""
     table = read_chunk(folder, chunk, header.schema().names)
     kept = np.setdiff1d(np.arange(len(table)), drop)
     table = table.take(kept).cast(header.schema())
@@ -103,5 +113,5 @@ def rewrite_chunk(folder: Path, header: Header, chunk: Chunk, drop: list[int], f
 
 
 def read_chunk(folder: Path, chunk: Chunk, columns: list[str]) -> pa.Table:
-    """Read columns of a fragment that is not part of the index yet."""
+    """Read columns (rows, columns) of a fragment that is not committed yet."""
     return LanceFileReader(str(folder / ITEMS / chunk.file), columns=columns).read_all().to_table()

@@ -1,15 +1,14 @@
 """Build: an index from sources of any size, by many workers on Ray.
 
-Ray Data hands the blocks of a plan to a pool of actors. Each actor has the model; it reads, encodes and writes its
-blocks as Lance fragments. The driver records finished blocks, and makes all fragments part of the index in one commit.
-A worker that dies is replaced and its block is done again. When the driver dies, the same command goes on where it was.
+Ray Data hands the blocks of a plan to a pool of actors. Each actor loads the model, and reads, encodes and writes its
+blocks as Lance fragments. The driver records finished blocks and adds all fragments to the index in one commit. If an
+actor dies, it is replaced and its block is repeated. If the driver dies, the same command continues the build.
 """
 
 import json
 import logging
 import os
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,23 +25,24 @@ from genius.index.checksums import Checksums
 from genius.index.creation import creating
 from genius.index.folder import open_folder
 from genius.index.index import Index
-from genius.index.ingest import COMMIT, COMPARED, TAKEN
+from genius.index.ingest import COMMIT, TAKEN
 from genius.index.models import source_of
 from genius.index.session import Session
 from genius.index.storage import MAX_FIELDS, Header
 from genius.index.versions import open_dataset
 from genius.model.genius import Genius
 from genius.runtime.progress import show_progress
-from genius.scale.blocks import full_schema, read_chunk, rewrite_chunk, write_block
-from genius.scale.state import Block, BuildState, Chunk, Fields
+from genius.scale.blocks import full_schema, rewrite_chunk, write_block
+from genius.scale.duplicates import find_duplicates
+from genius.scale.state import Block, BuildState, Chunk, ChunkKey, Fields
 from genius.search.results import AddReport
 
 BLOCKS_PER_WORKER = 8
-"""Blocks that a worker should get at least, so that all end at about the same time."""
+"""Minimum number of blocks for each worker, so that all end at about the same time."""
 MIN_BLOCK, MAX_BLOCK = 128, 8 * COMMIT
-"""Items of a block."""
-_STARTS = 3  # attempts to start Ray: it gives up after some seconds, which a busy machine may need
-_STORE_BYTES = 256 << 20  # of Ray's object store on this machine: only numbers of blocks and reports go through it
+"""Minimum and maximum number of items of a block, if it is not given."""
+_STARTS = 3  # attempts to start Ray: it gives up after some seconds, which is too early on a busy machine
+_STORE_BYTES = 256 << 20  # of Ray's object store on this machine: it only holds block numbers and reports
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Workers:
     """The actors that encode.
 
     Attributes:
-        count: Number of actors. By default one for each GPU, or else as many as the cluster has cores for.
+        count: Number of actors. None: one for each GPU, or else as many as the cluster has cores for.
         cpus: Cores of an actor.
-        gpus: GPUs of an actor; by default 1 if the cluster has GPUs.
-        address: Address of a Ray cluster, or "auto". By default RAY_ADDRESS, or else Ray is started on this machine.
+        gpus: GPUs of an actor. None: 1 if the cluster has GPUs, else 0.
+        address: Address of a Ray cluster, or "auto". None: RAY_ADDRESS if it is set, else Ray starts on this machine.
     """
 
     count: int | None = None
@@ -73,26 +73,28 @@ def build(
     block_items: int | None = None,
     progress: bool = False,
 ) -> tuple[Index, AddReport]:
-    """Create an index and add the items of all sources, on Ray. The result is that of `Index.create` and `Index.add`.
+    """Create an index and add the items of all sources, on Ray. The result equals `Index.create` and `Index.add`.
 
-    An interrupted build goes on where it was when it is called again with the same arguments.
+    The same call continues an interrupted build.
 
     Args:
         path: A folder that is empty or does not exist, on a file system that all workers share.
-        model: The model, which must have been loaded from a place that all workers can read.
+        model: The model, loaded from a folder or hub id that all workers can read.
         sources: Folders, files and URLs, see `genius.data.readers.read_items`.
-        embeddings: Keep each item's vector, see `Index.create`.
-        store_images: Keep a copy of each image file.
+        embeddings: Whether to store the embedding of each item, see `Index.create`.
+        store_images: Whether to store a copy of each image file.
         workers: The actors that encode.
-        block_items: Items of a block. By default from the number of items and workers.
+        block_items: Maximum number of items of a block. None: derived from the number of items and workers.
         progress: Whether to show a progress bar.
 
     Returns:
-        The index, and what was added. Items that cannot be read, or whose id is taken, are listed in `bad`.
+        The index and the report. Items that cannot be read, or whose id is taken, are listed in `bad`.
 
     Raises:
         BadData: A source has no items or cannot be read.
         BadIndex: There is an index already, or it cannot be written.
+        BadModel: The model was not loaded from a folder or hub id.
+        GeniusError: No source was given, `path` is a URL, or Ray cannot be started.
     """
     if model.source is None:
         raise BadModel("Workers cannot load this model. Save it with `save_pretrained`, and load it from there.")
@@ -124,17 +126,17 @@ def build(
 
 
 class _Driver:
-    """Hands blocks to workers and keeps account of them."""
+    """Hands blocks to workers and records their reports."""
 
     def __init__(self, folder: Path, state: BuildState, header: Header, model: Genius, workers: Workers) -> None:
         self.folder, self.state, self.header, self.model, self.workers = folder, state, header, model, workers
 
     def plan(self, sources: Sequence[str | os.PathLike[str]], size: int | None) -> None:
-        """Make the plan, unless there is one."""
+        """Make the plan, if there is none."""
         if not self.state.planned:
-            self.state.plan(sources, size or self._size(sources), self.header)
+            self.state.plan(sources, size or self._block_size(sources), self.header)
 
-    def _size(self, sources: Sequence[str | os.PathLike[str]]) -> int:
+    def _block_size(self, sources: Sequence[str | os.PathLike[str]]) -> int:
         from genius.data.readers import count_items
 
         counts = [count_items(source) for source in sources]
@@ -185,90 +187,41 @@ class _Driver:
             yield row["block"], Block.from_json(row["report"])
 
     def resolve(self) -> Fields:
-        """Decide between items with the same id and between types of fields, as if items had been added one by one.
+        """Make the fragments what `Index.add` would have written: one item for each id, one type for each field.
 
-        Fragments in which something changes are written again. Returns the metadata fields.
+        Fragments that change are written again. Returns the metadata fields.
         """
         import ray
 
-        fields = _merge_fields(self.state)
-        drops = self._find_taken()
-        jobs = []
-        for number, block in sorted(self.state.done.items()):
-            for place, chunk in enumerate(block.chunks):
-                if (number, place) in drops or chunk.fields != [list(field) for field in fields.items()]:
-                    jobs.append({"block": number, "place": place})
-        if not jobs:
-            return fields
+        fields, dropped = _merge_fields(self.state), find_duplicates(self.folder, self.state)
+        columns = [list(field) for field in fields.items()]
         rewrite = ray.remote(_rewrite).options(num_cpus=1, max_retries=-1)
         waiting = {
             rewrite.remote(
-                str(self.folder),
-                json.dumps(self.state.done[job["block"]].chunks[job["place"]].__dict__),
-                drops.get((job["block"], job["place"]), ([], [], 0))[0],
-                list(fields.items()),
-            ): job
-            for job in jobs
+                str(self.folder), chunk.to_json(), dropped[key].rows if key in dropped else [], list(fields.items())
+            ): key
+            for key, chunk in self.state.chunks()
+            if key in dropped or chunk.fields != columns
         }
-        changed: dict[int, dict[int, Chunk | None]] = defaultdict(dict)
+        written: dict[ChunkKey, Chunk | None] = {}
         while waiting:
             (ready,), _ = ray.wait(list(waiting))
-            job, text = waiting.pop(ready), ray.get(ready)
-            changed[job["block"]][job["place"]] = Chunk(**json.loads(text)) if text else None
-        for number, chunks in changed.items():
+            text = ray.get(ready)
+            written[waiting.pop(ready)] = Chunk.from_json(text) if text else None
+        for number in sorted({number for number, _ in written}):
             block = self.state.done[number]
-            taken = [drops[number, place] for place in chunks if (number, place) in drops]
-            merged = [chunks.get(place, chunk) for place, chunk in enumerate(block.chunks)]
+            keys = [(number, place) for place in range(len(block.chunks))]
+            chunks = [written.get(key, chunk) for key, chunk in zip(keys, block.chunks, strict=True)]
+            repeats = [dropped[key] for key in keys if key in dropped]
             self.state.record(
                 number,
                 Block(
-                    [chunk for chunk in merged if chunk is not None],
-                    block.bad + [[id, TAKEN] for _, ids, _ in taken for id in ids],
-                    block.unchanged + sum(count for _, _, count in taken),
+                    [chunk for chunk in chunks if chunk is not None],
+                    block.bad + [[id, TAKEN] for repeat in repeats for id in repeat.refused],
+                    block.unchanged + sum(repeat.equal for repeat in repeats),
                 ),
             )
         return fields
-
-    def _find_taken(self) -> dict[tuple[int, int], tuple[list[int], list[str], int]]:
-        """Find items whose id an earlier item has.
-
-        Returns the rows to drop of each chunk, by block and place, the ids that are refused because the items differ,
-        and the number of items that are equal.
-        """
-        hashes: list[np.ndarray] = [np.zeros(0, np.int64)]
-        for _, _, chunk in self._chunks():
-            ids = read_chunk(self.folder, chunk, ["id"])["id"].to_pylist()
-            hashes.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
-        every = np.sort(np.concatenate(hashes))
-        repeated = np.unique(every[1:][every[1:] == every[:-1]])
-        drops: dict[tuple[int, int], tuple[list[int], list[str], int]] = {}
-        if not len(repeated):
-            return drops
-        first: dict[str, tuple[Any, ...]] = {}
-        for (number, place, chunk), some in zip(self._chunks(), hashes[1:], strict=True):
-            rows = np.flatnonzero(np.isin(some, repeated))
-            if not len(rows):
-                continue
-            table = read_chunk(self.folder, chunk, ["id", *COMPARED]).take(rows)
-            drop, refused, equal = list[int](), list[str](), 0
-            for row, values in zip(rows.tolist(), table.to_pylist(), strict=True):
-                id, content = values.pop("id"), tuple(values.values())
-                if id not in first:
-                    first[id] = content
-                    continue
-                drop.append(row)
-                if first[id] == content:
-                    equal += 1
-                else:
-                    refused.append(id)
-            if drop:
-                drops[number, place] = drop, refused, equal
-        return drops
-
-    def _chunks(self) -> Iterator[tuple[int, int, Chunk]]:
-        for number, block in sorted(self.state.done.items()):
-            for place, chunk in enumerate(block.chunks):
-                yield number, place, chunk
 
 
 class BlockWorker:
@@ -283,7 +236,7 @@ class BlockWorker:
             if self._model.fingerprint != job["fingerprint"]:
                 raise BadModel(f"{job['model']} is not the same model on all machines. Copy it to all of them.")
             self._header = Header.of(open_dataset(open_folder(self._folder), None))
-        except GeniusError as error:  # the driver tells it; an error here would only start the actor again
+        except GeniusError as error:  # sent to the driver with each block: if raised, Ray would only restart the actor
             self._problem = str(error)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -300,34 +253,32 @@ class BlockWorker:
 
 
 def _rewrite(folder: str, chunk: str, drop: list[int], fields: list[tuple[str, str]]) -> str:
-    """Write a fragment again, on a worker."""
+    """`rewrite_chunk` on a worker, with chunks as JSON; "" if no row is left."""
     root = Path(folder)
-    written = rewrite_chunk(
-        root, Header.of(open_dataset(open_folder(root), None)), Chunk(**json.loads(chunk)), drop, dict(fields)
-    )
-    return "" if written is None else json.dumps(written.__dict__)
+    header = Header.of(open_dataset(open_folder(root), None))
+    written = rewrite_chunk(root, header, Chunk.from_json(chunk), drop, dict(fields))
+    return "" if written is None else written.to_json()
 
 
 def _merge_fields(state: BuildState) -> Fields:
-    """The first items that have a field decide its type."""
+    """The metadata fields of all chunks. The first chunk that has a field decides its type."""
     fields = dict(state.fields)
-    for _, block in sorted(state.done.items()):
-        for chunk in block.chunks:
-            for name, type in chunk.fields:
-                if name not in fields and len(fields) < MAX_FIELDS:
-                    fields[name] = type
+    for _, chunk in state.chunks():
+        for name, type in chunk.fields:
+            if name not in fields and len(fields) < MAX_FIELDS:
+                fields[name] = type
     return fields
 
 
 def _fragments(state: BuildState) -> tuple[list[FragmentMetadata], Checksums]:
-    chunks = [chunk for _, block in sorted(state.done.items()) for chunk in block.chunks]
+    chunks = [chunk for _, chunk in state.chunks()]
     fragments = [FragmentMetadata.from_json(json.dumps(chunk.fragment)) for chunk in chunks]
     return fragments, {path: one for chunk in chunks for path, one in chunk.recorded().items()}
 
 
 def _is_committed(session: Session, state: BuildState) -> bool:
-    """Whether the rows of the index are those of this build, whose driver ended after the commit."""
-    ours = {chunk.file.removeprefix("data/") for block in state.done.values() for chunk in block.chunks}
+    """Whether the index holds exactly the rows of this build: its driver died after the commit."""
+    ours = {chunk.file.removeprefix("data/") for _, chunk in state.chunks()}
     theirs = {file.path for one in session.snapshot.dataset.get_fragments() for file in one.data_files()}
     return bool(ours) and ours == theirs
 
@@ -343,7 +294,7 @@ def _report(state: BuildState) -> AddReport:
 
 @contextmanager
 def _ray(workers: Workers) -> Iterator[None]:
-    """Connect to a cluster, or start Ray on this machine for the block. A connection of the caller is used as it is."""
+    """Connect to a cluster, or start Ray on this machine, for the context. A connection of the caller stays open."""
     try:
         import ray
         import ray.data
@@ -389,4 +340,7 @@ def _connect(workers: Workers) -> None:
         except Exception as error:  # Ray raises a bare Exception when its processes start too slowly
             ray.shutdown()
             if not left:
-                raise GeniusError(f"Ray could not be started on this machine ({error}).") from error
+                raise GeniusError(
+                    f"Ray could not be started on this machine ({error}). Try again, or give the address of a cluster "
+                    "with --address."
+                ) from error

@@ -1,20 +1,21 @@
 """State of a build that can be interrupted: its blocks, and which of them are written.
 
-It is the folder `build` of the index. The plan is made once, so that a repeated command finds the same blocks, also if
-the sources have changed. The driver records a block when its worker has reported it; what a killed worker left behind
-belongs to no block, and is removed.
+It is stored in the folder `build` of the index. The plan is made once, so that a repeated command finds the same blocks
+even if the sources have changed. The driver records a block when its worker has reported it. Files of a killed worker
+belong to no block and are removed.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from genius.data.items import Item
+import pyarrow as pa
+
 from genius.data.parts import Part, read_part, split_source
 from genius.errors import BadItem
 from genius.index.checksums import Checksum, Checksums
@@ -25,7 +26,9 @@ FOLDER = "build"
 """Name of the folder in the index."""
 
 Fields = dict[str, str]
-"""Types of metadata fields, in the order of their columns."""
+"""Types of metadata fields by name, in the order of their columns."""
+ChunkKey = tuple[int, int]
+"""Number of a block, and position of a chunk in it."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Chunk:
     """Rows of a block that are in one fragment.
 
     Attributes:
-        fragment: The fragment, as Lance writes it in JSON.
-        checksums: Size and CRC-32 by path of its files.
-        fields: The metadata fields that have columns.
+        fragment: The fragment as Lance describes it in JSON.
+        checksums: Size and CRC-32 of its files, by path.
+        fields: Name and type of the metadata fields that have columns.
         rows: Number of rows.
     """
 
@@ -46,22 +49,31 @@ class Chunk:
 
     @property
     def file(self) -> str:
-        """Path of the data file in the dataset."""
+        """Path of the data file in the Lance dataset."""
         return f"data/{self.fragment['files'][0]['path']}"
 
     def recorded(self) -> Checksums:
-        """The checksums."""
+        """The checksums in the form that an index records."""
         return {path: Checksum(*values) for path, values in self.checksums.items()}
+
+    @classmethod
+    def from_json(cls, text: str) -> "Chunk":
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        """The chunk as JSON."""
+        return json.dumps(asdict(self))
 
 
 @dataclass
 class Block:
-    """A part of a source as it was written.
+    """A part of a source that is written.
 
     Attributes:
         chunks: Its rows, in order.
-        bad: Id and reason of items that cannot be indexed.
-        unchanged: Number of items that were left out because an equal item came before.
+        bad: Id and reason of each item that cannot be indexed.
+        unchanged: Number of items that were left out because they are equal to an earlier item.
     """
 
     chunks: list[Chunk]
@@ -70,7 +82,7 @@ class Block:
 
     @property
     def items(self) -> int:
-        """Number of items that the block was made of."""
+        """Number of items in the part of the source."""
         return sum(chunk.rows for chunk in self.chunks) + len(self.bad) + self.unchanged
 
     @classmethod
@@ -87,9 +99,12 @@ class Block:
 class BuildState:
     """The folder `build` of an index.
 
+    Args:
+        index: Folder of the index.
+
     Attributes:
-        folder: The folder.
-        blocks: Number of blocks.
+        folder: The folder `build`.
+        blocks: Number of blocks; 0 if there is no plan.
         items: Number of items in all blocks; None if it is unknown.
         fields: Metadata fields of the first items, which decide the types of their columns.
         done: The blocks that are written, by number.
@@ -119,7 +134,12 @@ class BuildState:
         return self.blocks > 0
 
     def plan(self, sources: Iterable[str | os.PathLike[str]], size: int, header: Header) -> None:
-        """Split the sources into blocks of at most `size` items, and write the plan.
+        """Split the sources into blocks, and write the plan.
+
+        Args:
+            sources: Folders, files and URLs.
+            size: Maximum number of items of a block.
+            header: Header of the index.
 
         Raises:
             BadData: A source has no items or cannot be read.
@@ -145,11 +165,11 @@ class BuildState:
 
     @staticmethod
     def read_part(index: Path, number: int) -> Part:
-        """The part of a source that a block is made of. Workers call it."""
+        """Read which part of a source a block is made of. Workers call it; they do not need the rest of the state."""
         return Part.from_dict(json.loads(_part(index / FOLDER, number).read_bytes()))
 
     def record(self, number: int, block: Block) -> None:
-        """Remember a block that is written."""
+        """Record that a block is written."""
         _write(self.folder / "done" / f"{number:08}.json", block.to_json())
         self.done[number] = block
 
@@ -157,20 +177,25 @@ class BuildState:
         """Numbers of the blocks that are not written yet."""
         return [number for number in range(self.blocks) if number not in self.done]
 
+    def chunks(self) -> Iterator[tuple[ChunkKey, Chunk]]:
+        """The chunks of all written blocks, in the order of the sources."""
+        for number, block in sorted(self.done.items()):
+            for place, chunk in enumerate(block.chunks):
+                yield (number, place), chunk
+
     def remove(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def first_fields(part: Part, header: Header) -> Fields:
-    """The metadata fields of the first items, as a first commit would give them columns."""
+    """The metadata fields that the first commit of `Index.add` would give columns."""
     items = [item for item in islice(read_part(part), COMMIT) if not isinstance(item, BadItem)]
-    return fields_of(items, header)
+    return column_types(field_columns([item.metadata for item in items], {}, header.schema().names))
 
 
-def fields_of(items: Iterable[Item], header: Header) -> Fields:
-    """The metadata fields of items, with their types."""
-    columns = field_columns([item.metadata for item in items], {}, header.schema().names)
+def column_types(columns: Mapping[str, pa.Array]) -> Fields:
+    """Types of the metadata fields in some columns."""
     names = {type: name for name, type in FIELD_TYPES.items()}
     return {name: names[column.type] for name, column in columns.items()}
 
@@ -180,7 +205,7 @@ def _part(folder: Path, number: int) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file atomically and bring it to the disk."""
+    """Write a file atomically and flush it to disk."""
     temporary = path.with_suffix(".tmp")
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
