@@ -1,8 +1,8 @@
-"""Serving on Ray: replicas of the service behind Ray Serve, as many as the load needs.
+"""Serving on Ray: replicas of the service behind Ray Serve. Their number follows the load.
 
     serve run genius.scale.serving:application index=photos.genius
 
-Every replica holds the index in memory and follows its versions, so replicas only read: add items with `genius index
+Every replica holds the indexes in memory and follows their versions. Replicas only read: add items with `genius index
 add`, or with one `genius serve` beside them.
 """
 
@@ -27,32 +27,36 @@ from genius.serve.settings import Settings
 
 @dataclass(frozen=True)
 class Replicas:
-    """How many replicas there are, and what each may use.
+    """Number and size of the replicas.
 
     Attributes:
-        least: Number of replicas without load.
-        most: Maximum number of replicas.
-        target: Requests that a replica should work on at a time; Ray adds and removes replicas to hold it.
-        limit: Requests that a replica takes at a time. Others wait at the proxy.
+        min_replicas: Minimum number of replicas.
+        max_replicas: Maximum number of replicas.
+        target_ongoing_requests: Requests that a replica should work on at a time. Ray adds and removes replicas to
+            keep it.
+        max_ongoing_requests: Maximum number of requests that a replica works on at a time. Others wait at the proxy.
         cpus: Cores of a replica.
     """
 
-    least: int = 1
-    most: int = 4
-    target: float = 8.0
-    limit: int = 64
+    min_replicas: int = 1
+    max_replicas: int = 4
+    target_ongoing_requests: float = 8.0
+    max_ongoing_requests: int = 64
     cpus: float = 1.0
 
 
 def deployment(
     indexes: Mapping[str, str | os.PathLike[str]], settings: Settings | None = None, replicas: Replicas | None = None
 ) -> Any:
-    """The service as an application of Ray Serve, for `ray.serve.run`.
+    """Make an application of Ray Serve.
 
     Args:
         indexes: Paths of indexes by name, on a file system that all machines share.
-        settings: Settings of the service. Host and port are those of Ray Serve; clients cannot write.
-        replicas: How many replicas there are.
+        settings: Settings of the service. Host and port are ignored: Ray Serve has its own. Clients cannot write.
+        replicas: Number and size of the replicas.
+
+    Returns:
+        The application, for `ray.serve.run`.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -61,8 +65,8 @@ def deployment(
         from ray import serve
     except ModuleNotFoundError as error:
         raise MissingExtra("Serving on Ray", "ray") from error
-    chosen, wanted = settings or Settings(host="0.0.0.0"), replicas or Replicas()
-    values = {**vars(chosen), "read_only": True}
+    replicas = replicas or Replicas()
+    values = {**vars(settings or Settings(host="0.0.0.0")), "read_only": True}
     paths = {name: absolute(path) for name, path in indexes.items()}
 
     def build_app() -> FastAPI:  # on each replica
@@ -72,13 +76,13 @@ def deployment(
         serve.ingress(build_app)(),
         name="genius",
         autoscaling_config={
-            "min_replicas": wanted.least,
-            "initial_replicas": wanted.least,
-            "max_replicas": wanted.most,
-            "target_ongoing_requests": wanted.target,
+            "min_replicas": replicas.min_replicas,
+            "initial_replicas": replicas.min_replicas,
+            "max_replicas": replicas.max_replicas,
+            "target_ongoing_requests": replicas.target_ongoing_requests,
         },
-        max_ongoing_requests=wanted.limit,
-        ray_actor_options={"num_cpus": wanted.cpus},
+        max_ongoing_requests=replicas.max_ongoing_requests,
+        ray_actor_options={"num_cpus": replicas.cpus},
     )
     return service.bind()
 
@@ -87,39 +91,53 @@ def application(arguments: dict[str, str]) -> Any:
     """Build the application from the arguments of `serve run`, or of a Serve configuration file.
 
     Args:
-        arguments: `index`: [NAME=]PATH, with commas between several. Optional: `keys`, a file of keys; `hosts`,
-            accepted host names, with commas; `min_replicas`, `max_replicas`, `target_ongoing_requests`,
-            `max_ongoing_requests` and `cpus`.
+        arguments: `index`: comma-separated list of [NAME=]PATH. Optional: `keys`, a file of keys; `hosts`,
+            comma-separated list of accepted host names; and the attributes of `Replicas`.
+
+    Returns:
+        The application, see `deployment`.
 
     Raises:
-        GeniusError: An argument is missing or unknown.
+        GeniusError: An argument is missing, unknown, or not a number.
     """
-    given = {name: str(value) for name, value in arguments.items()}
-    named = [one.strip() for one in given.pop("index", "").split(",") if one.strip()]
-    if not named:
+    arguments = {name: str(value) for name, value in arguments.items()}  # a file may hold numbers
+    sizes: dict[str, float] = vars(Replicas())
+    known = ["index", "keys", "hosts", *sizes]
+    unknown = sorted(arguments.keys() - set(known))
+    if unknown:
+        raise GeniusError(f"There is no argument {', '.join(unknown)}. Known are: {', '.join(known)}.")
+    indexes = _split(arguments.get("index", ""))
+    if not indexes:
         raise GeniusError("There is no index to serve. Give one: index=photos.genius")
-    paths = {name or Path(path).stem: path for name, _, path in (one.rpartition("=") for one in named)}
-    keys = given.pop("keys", None)
-    found = read_keys(None if keys is None else Path(keys), os.environ)
-    hosts = tuple(host.strip() for host in given.pop("hosts", "").split(",") if host.strip())
-    settings = Settings(host="0.0.0.0", read_keys=found.read, write_keys=found.write, read_only=True, hosts=hosts)
+    paths = {name or Path(path).stem: path for name, _, path in (one.rpartition("=") for one in indexes)}
+    keys = read_keys(Path(arguments["keys"]) if "keys" in arguments else None, os.environ)
+    settings = Settings(
+        host="0.0.0.0",
+        read_keys=keys.read,
+        write_keys=keys.write,
+        read_only=True,
+        hosts=tuple(_split(arguments.get("hosts", ""))),
+    )
+    given: dict[str, Any] = {
+        name: _number(name, arguments[name], default) for name, default in sizes.items() if name in arguments
+    }
+    return deployment(paths, settings, Replicas(**given))
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _number(name: str, value: str, default: float) -> float:
+    """Parse an argument as the type of its default."""
     try:
-        replicas = Replicas(
-            int(given.pop("min_replicas", Replicas.least)),
-            int(given.pop("max_replicas", Replicas.most)),
-            float(given.pop("target_ongoing_requests", Replicas.target)),
-            int(given.pop("max_ongoing_requests", Replicas.limit)),
-            float(given.pop("cpus", Replicas.cpus)),
-        )
+        return type(default)(value)
     except ValueError as error:
-        raise GeniusError(f"An argument is not a number: {error}.") from error
-    if given:
-        raise GeniusError(f"There is no argument {', '.join(given)}. See the section on Ray in docs/serve.md.")
-    return deployment(paths, settings, replicas)
+        raise GeniusError(f"The argument {name} is {value!r}, which is not a number such as {default}.") from error
 
 
 def replica_app(paths: Mapping[str, str], settings: Settings) -> FastAPI:
-    """The app of one replica. It has started when all its indexes are loaded, so it never refuses a first request."""
+    """The app of one replica. Its start ends when all indexes are loaded, so that it never refuses a first request."""
     served = {
         name: HostedIndex(name, Index.open(path, refresh=settings.refresh), settings) for name, path in paths.items()
     }

@@ -59,7 +59,9 @@ def test_replicas_answer_follow_the_index_are_replaced_and_grow_with_the_load(tm
     with _ray(Workers(2)):
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         try:
-            app = deployment({"shapes": path}, replicas=Replicas(least=2, most=3, target=1, cpus=0.5))
+            app = deployment(
+                {"shapes": path}, replicas=Replicas(min_replicas=2, max_replicas=3, target_ongoing_requests=1, cpus=0.5)
+            )
             serve.run(app, name="genius")
             url = f"http://127.0.0.1:{port}"
             expected = [hit.id for hit in index.search("a blue star", k=5)]
