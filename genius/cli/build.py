@@ -1,13 +1,12 @@
 """The command `genius index build`."""
 
-import signal
 import time
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from genius.cli.console import IndexPath, ModelName, complain, examples, signals_as_interrupts
+from genius.cli.console import IndexPath, ModelName, examples, interruptible
 from genius.cli.index import BAD_ITEMS, SOURCE, CodesOnly, StoreImages, index_app, index_create
 from genius.cli.items import show_report
 from genius.errors import GeniusError
@@ -26,7 +25,7 @@ class Engine(StrEnum):
         "genius index build photos.genius ~/Images",
         "genius index build photos.genius ~/Images captions.parquet --engine ray --workers 8",
         "genius index build web.genius s3://bucket/000.tar s3://bucket/001.tar --engine ray --address auto",
-        notes="Interrupted? Run the same command again: what is finished is not done again.\n\n" + BAD_ITEMS,
+        notes="Interrupted? Run the same command again: finished blocks are not repeated.\n\n" + BAD_ITEMS,
     ),
 )
 def index_build(
@@ -64,18 +63,14 @@ def index_build(
     from genius.scale.build import Workers, build
 
     start = time.perf_counter()
-    with signals_as_interrupts() as received:
-        try:
-            index, report = build(
-                path,
-                Genius.from_pretrained(model),
-                sources,
-                embeddings=not codes_only,
-                store_images=store_images,
-                workers=Workers(workers, cpus, gpus, address),
-                progress=True,
-            )
-        except KeyboardInterrupt:
-            complain("Interrupted. Finished blocks are kept; the same command does the rest.")
-            raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
+    with interruptible(lambda: "Interrupted. Finished blocks are kept; the same command does the rest."):
+        index, report = build(
+            path,
+            Genius.from_pretrained(model),
+            sources,
+            embeddings=not codes_only,
+            store_images=store_images,
+            workers=Workers(workers, cpus, gpus, address),
+            progress=True,
+        )
     show_report(index, report, "added", time.perf_counter() - start)

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -90,7 +90,7 @@ def _console(stderr: bool) -> Console:
 
 
 def say(sentence: str) -> None:
-    """Prints a sentence."""
+    """Print a sentence."""
     _print(stdout(), sentence, "")
 
 
@@ -100,12 +100,12 @@ def busy(sentence: str) -> Status:
 
 
 def complain(sentence: str) -> None:
-    """Prints a sentence in red on standard error."""
+    """Print a sentence in red on standard error."""
     _print(stderr(), sentence, "red")
 
 
 def _print(console: Console, sentence: str, style: str) -> None:
-    """Prints a sentence, broken between words. Commands are left whole, to be copied. Indents are kept."""
+    """Print a sentence, broken between words. Commands are not broken, so that they can be copied. Keeps indents."""
     given = sentence.lstrip(" ")
     indent = len(sentence) - len(given)
     before, found, command = ("", "genius ", given[7:]) if given.startswith("genius ") else given.partition(": genius ")
@@ -117,7 +117,7 @@ def _print(console: Console, sentence: str, style: str) -> None:
 
 
 def show_facts(facts: dict[str, str]) -> None:
-    """Prints names and values. Long values go on below their beginning; words are not broken."""
+    """Print names and values. Long values are broken between words and aligned."""
     console = stdout()
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -140,8 +140,14 @@ def wrap(console: Console, text: str, indent: int, whole: str = "") -> list[str]
     return lines
 
 
+def first_lines(lines: Sequence[str]) -> Iterable[str]:
+    """The first lines of a long list, and how many more there are."""
+    more = len(lines) - SHOWN
+    return [*lines[:SHOWN], f"... and {more:,} more"] if more > 0 else lines
+
+
 def print_json(value: Any) -> None:
-    """Prints a value as indented JSON."""
+    """Print a value as indented JSON."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
 
 
@@ -164,14 +170,14 @@ def read_ids(file: Path | None) -> list[str] | None:
 
 
 def open_index(path: str, version: int | None = None) -> "Index":
-    """Opens an index."""
+    """Open an index."""
     from genius.index.index import Index
 
     return Index.open(path, version=version)
 
 
 def metadata_columns(index: "Index", fields: str | None) -> list[str]:
-    """The metadata fields of an index, or those of a list, for the columns of a table."""
+    """Metadata columns of a table: the fields in a comma-separated list, or all fields of the index."""
     from genius.index.storage import FILTER_COLUMNS
 
     return split_names(fields) if fields is not None else [name for name in index.fields if name not in FILTER_COLUMNS]
@@ -197,12 +203,15 @@ def named_indexes(given: list[str]) -> dict[str, str]:
 
 
 @contextmanager
-def signals_as_interrupts() -> Iterator[list[int]]:
-    """Lets SIGTERM and SIGHUP raise KeyboardInterrupt like Ctrl-C. Yields a list, to which a signal is appended."""
-    received: list[int] = []
+def interruptible(explain: Callable[[], str]) -> Iterator[None]:
+    """End the command on Ctrl-C, SIGTERM or SIGHUP, with the exit status of the signal.
+
+    explain: Returns the sentence to show. It is called after the work was interrupted.
+    """
+    received = [signal.SIGINT]  # the last one is the signal that came; Python itself handles Ctrl-C
 
     def interrupt(number: int, frame: object) -> None:
-        received.append(number)
+        received.append(signal.Signals(number))
         raise KeyboardInterrupt
 
     names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP; nohup ignores it
@@ -211,13 +220,16 @@ def signals_as_interrupts() -> Iterator[list[int]]:
     for number in changed:
         signal.signal(number, interrupt)
     try:
-        yield received
+        yield
+    except KeyboardInterrupt:
+        complain(explain())
+        raise typer.Exit(128 + received[-1]) from None
     finally:
         for number in changed:
             signal.signal(number, signal.SIG_DFL)
 
 
 def lower_priority() -> None:
-    """Lets other processes run first, for commands that take long."""
+    """Let other processes run first, for commands that take long."""
     if hasattr(os, "setpriority"):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

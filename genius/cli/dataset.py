@@ -7,7 +7,7 @@ import typer
 
 from genius.cli.console import SOME_BAD, AsJson, complain, examples, print_json, say, split_names, stdout
 from genius.cli.items import show_bad
-from genius.cli.mbeir import counts_table
+from genius.cli.mbeir import counts_dict, counts_table
 from genius.errors import GeniusError
 from genius.runtime.wording import counted
 
@@ -100,11 +100,10 @@ def _roles(columns: str | None) -> dict[str, str]:
 
 
 def _as_dict(report: "DatasetReport") -> dict[str, object]:
-    counts = ("split", "queries", "relevant", "candidates")
     same = ("name", "dataset_id", "candidates", "merged", "few_clicks", "divided", "one_way", "unused_columns")
     return {
         **{name: getattr(report, name) for name in same},
-        "tasks": [{"task": row.task.name} | {name: getattr(row, name) for name in counts} for row in report.rows],
+        "tasks": [counts_dict(row) for row in report.rows],
         "missing": [f"{split}: {task}" for split, task in report.missing],
         "bad": [{"id": bad.id, "reason": bad.reason} for bad in report.bad],
     }

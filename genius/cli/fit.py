@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from genius.cli.console import IndexPath, examples, lower_priority, open_index, say, stderr
-from genius.cli.index import index_app
+from genius.cli.index import count_sources, index_app, read_sources
 from genius.errors import BadData
+from genius.fit.settings import FitSettings
 from genius.runtime.wording import counted
 
 EPILOG = examples(
@@ -51,18 +52,16 @@ def fit(
     ] = None,
     modality: Annotated[str, typer.Option(help="Modality of ready vectors: image, text or pair.")] = "text",
     device: Annotated[str, typer.Option(help="Device of the encoder, such as cuda.")] = "cpu",
-    levels: Levels = None,
-    codes: Codes = None,
-    layers: Layers = 0,
-    steps: Steps = 2_000,
-    seed: Seed = 0,
+    levels: Levels = FitSettings.levels,
+    codes: Codes = FitSettings.codes,
+    layers: Layers = FitSettings.layers,
+    steps: Steps = FitSettings.steps,
+    seed: Seed = FitSettings.seed,
 ) -> None:
     """Learn codebooks and a decoder for any encoder from a collection without labels."""
     from genius.data.items import Modality
-    from genius.data.readers import count_items
     from genius.fit.collection import is_vector_file, read_vectors
     from genius.fit.run import fit as run_fit
-    from genius.fit.settings import FitSettings
 
     settings = FitSettings(levels=levels, codes=codes, layers=layers, steps=steps, seed=seed)
     console = stderr()
@@ -75,13 +74,10 @@ def fit(
         collection = read_vectors(Path(sources[0]), Modality.parse(modality))
         _, report = run_fit(collection, encoder, out, settings, device=device, console=console)
     else:
-        from genius.cli.index import read_sources
-
         if encoder is None:
             raise BadData("Items need an encoder: --encoder mini, or a CLIP or sentence-transformers model.")
-        counts = [count_items(source) for source in sources]
-        total = None if None in counts else sum(filter(None, counts))
-        _, report = run_fit(read_sources(sources), encoder, out, settings, device=device, console=console, total=total)
+        items, total = read_sources(sources), count_sources(sources)
+        _, report = run_fit(items, encoder, out, settings, device=device, console=console, total=total)
     say(f"Fitted {out} to {counted(report.items, 'item')} in {report.seconds:.0f} s.")
     say(f"Next: genius index create INDEX SOURCE --model {out}")
 
@@ -89,18 +85,17 @@ def fit(
 @index_app.command("refit", epilog=examples("genius index refit photos.genius"))
 def index_refit(
     path: IndexPath,
-    levels: Levels = None,
-    codes: Codes = None,
-    layers: Layers = 0,
-    steps: Steps = 2_000,
-    seed: Seed = 0,
+    levels: Levels = FitSettings.levels,
+    codes: Codes = FitSettings.codes,
+    layers: Layers = FitSettings.layers,
+    steps: Steps = FitSettings.steps,
+    seed: Seed = FitSettings.seed,
 ) -> None:
     """Learn new codebooks and a new decoder from the present items, and give all items new codes, as one new version.
 
     Nothing is encoded again: codes are made from the stored embeddings. Search works meanwhile.
     """
     from genius.fit.refit import refit
-    from genius.fit.settings import FitSettings
 
     lower_priority()
     index = open_index(path)

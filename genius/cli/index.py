@@ -1,7 +1,6 @@
 """The commands `genius index ...` that change and read an index."""
 
 import itertools
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from genius.cli.console import (
-    SHOWN,
     SOME_BAD,
     AsCsv,
     AsJson,
@@ -22,6 +20,8 @@ from genius.cli.console import (
     Where,
     complain,
     examples,
+    first_lines,
+    interruptible,
     lower_priority,
     metadata_columns,
     open_index,
@@ -29,7 +29,6 @@ from genius.cli.console import (
     read_ids,
     say,
     show_facts,
-    signals_as_interrupts,
     stderr,
 )
 from genius.cli.items import check_format, show_items, show_report, with_fields
@@ -140,7 +139,7 @@ def index_add(path: IndexPath, sources: Annotated[list[str], SOURCE]) -> None:
     epilog=examples("genius index upsert photos.genius captions.csv", notes=f"{RESUME}\n\n{BAD_ITEMS}"),
 )
 def index_upsert(path: IndexPath, sources: Annotated[list[str], SOURCE]) -> None:
-    """Add items to an index and replace those with the same id. Unchanged items are skipped."""
+    """Add items to an index, and replace items that have the same id. Unchanged items are skipped."""
     _add_to(path, sources, replace=True)
 
 
@@ -151,24 +150,29 @@ def read_sources(sources: list[str]) -> Iterator["Item | BadItem"]:
     return itertools.chain.from_iterable([read_items(source) for source in sources])
 
 
+def count_sources(sources: list[str]) -> int | None:
+    """Number of items of all sources, for a progress bar. None if a source must be read to be counted."""
+    from genius.data.readers import count_items
+
+    counts = [count_items(source) for source in sources]
+    return None if None in counts else sum(filter(None, counts))
+
+
 def _add_to(path: str, sources: list[str], replace: bool) -> NoReturn:
     index, items, start = open_index(path), read_sources(sources), time.perf_counter()
     show_report(index, _add(index, items, sources, replace), "added", time.perf_counter() - start)
 
 
 def _add(index: "Index", items: Iterator["Item | BadItem"], sources: list[str], replace: bool) -> "AddReport":
-    from genius.data.readers import count_items
-
     lower_priority()
-    counts = [count_items(source) for source in sources]
-    total = None if None in counts else sum(filter(None, counts))
-    with signals_as_interrupts() as received:
-        try:
-            return (index.upsert if replace else index.add)(items, progress=True, total=total)
-        except KeyboardInterrupt:
-            index.refresh()
-            complain(f"Interrupted. {index.path} holds {counted(len(index), 'item')}; the same command adds the rest.")
-            raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
+    total = count_sources(sources)
+
+    def explain() -> str:
+        index.refresh()
+        return f"Interrupted. {index.path} holds {counted(len(index), 'item')}; the same command adds the rest."
+
+    with interruptible(explain):
+        return (index.upsert if replace else index.add)(items, progress=True, total=total)
 
 
 @index_app.command(
@@ -207,10 +211,8 @@ def index_delete(
 
 
 def _name_missing(missing: Sequence[str]) -> None:
-    for id in missing[:SHOWN]:
-        complain(f"{id}: there is no item with this id.")
-    if len(missing) > SHOWN:
-        complain(f"... and {len(missing) - SHOWN:,} more.")
+    for line in first_lines([f"{id}: there is no item with this id." for id in missing]):
+        complain(line)
     if missing:
         raise typer.Exit(SOME_BAD)
 
@@ -260,7 +262,7 @@ def index_filter(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Show the items of an index, or those that match a filter."""
+    """Show the items of an index: all, or the matches of a filter."""
     check_format(as_json, as_csv)
     index = open_index(path, version)
     items = itertools.islice(index.items(where), limit)
@@ -275,7 +277,7 @@ def index_filter(
     epilog=examples("genius index count photos.genius --where \"lang = 'en' AND year >= 2000\""),
 )
 def index_count(path: IndexPath, where: Where = None, version: AtVersion = None) -> None:
-    """Count the items of an index, or those that match a filter."""
+    """Count the items of an index: all, or the matches of a filter."""
     typer.echo(open_index(path, version).count(where))
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from genius.cli.console import SHOWN, SOME_BAD, complain, print_json, say, split_names, stdout, wrap
+from genius.cli.console import SOME_BAD, complain, first_lines, print_json, say, split_names, stdout, wrap
 from genius.data.items import Modality
 from genius.errors import BadItem, GeniusError
 from genius.runtime.wording import counted
@@ -43,7 +43,7 @@ def item_dict(item: "Item") -> dict[str, Any]:
 
 
 def with_fields(items: "Iterable[Item]", fields: str | None) -> "Iterable[Item]":
-    """The items with only the metadata fields of a list; all of them without one."""
+    """Keep only the metadata fields in a comma-separated list. None keeps all."""
     if fields is None:
         return items
     names = split_names(fields)
@@ -53,13 +53,13 @@ def with_fields(items: "Iterable[Item]", fields: str | None) -> "Iterable[Item]"
 
 
 def check_format(as_json: bool, as_csv: bool) -> None:
-    """Raises if both formats are chosen."""
+    """Raise GeniusError if both formats are chosen."""
     if as_json and as_csv:
         raise GeniusError("--json and --csv exclude each other. Choose one of them.")
 
 
 def show_items(items: "Iterable[Item]", columns: Sequence[str], as_json: bool, as_csv: bool) -> None:
-    """Prints items as cards, as CSV with these metadata columns, or as JSON."""
+    """Print items as cards, as CSV with these metadata columns, or as JSON."""
     if as_json:
         print_json([item_dict(item) for item in items])
         return
@@ -77,7 +77,7 @@ def show_items(items: "Iterable[Item]", columns: Sequence[str], as_json: bool, a
 
 
 def show_hits(hits: "Sequence[Hit]", columns: Sequence[str], as_json: bool, as_csv: bool, codes: bool) -> None:
-    """Prints hits as cards, as CSV with these metadata columns, or as JSON."""
+    """Print hits as cards, as CSV with these metadata columns, or as JSON."""
     if as_json:
         own = ({"score": hit.score, "modality": hit.modality.label, "codes": list(hit.codes)} for hit in hits)
         print_json([item_dict(hit.item) | fields for hit, fields in zip(hits, own, strict=True)])
@@ -108,7 +108,7 @@ def one_line(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """A text of at most `most` characters; an ellipsis stands for what is left out, if possible after a whole word."""
+    """Cut a text to at most `most` characters, if possible after a whole word, and append an ellipsis."""
     if len(text) <= most:
         return text
     cut = text[: most - 2]
@@ -117,7 +117,7 @@ def shorten(text: str, most: int) -> str:
 
 
 def _show_card(console: Console, head: Text, item: "Item", codes: Sequence[int] = ()) -> None:
-    """Prints a heading and, indented, the text, the file, the metadata and the codes."""
+    """Print a heading and, indented, the text, the file, the metadata and the codes."""
     most_text, most_value = (MAX_TEXT, MAX_VALUE) if console.is_terminal else (sys.maxsize, sys.maxsize)
     path = _path(item)
     image = "image: stored in the index" if item.image is not None else ""
@@ -168,7 +168,7 @@ def _value(value: object) -> str:
 
 
 def show_report(index: "Index", report: "AddReport", done: str, seconds: float) -> NoReturn:
-    """Prints the result of adding or encoding items, and ends the command. done: what was done to them."""
+    """Print the result of adding or encoding items, and end the command. done: "added" or "encoded again"."""
     unchanged = f", {report.unchanged:,} unchanged" if report.unchanged else ""
     rate = (report.added + report.unchanged) / max(seconds, 1e-9)
     say(
@@ -180,11 +180,9 @@ def show_report(index: "Index", report: "AddReport", done: str, seconds: float) 
 
 
 def show_bad(bad: list[BadItem], what: str) -> None:
-    """Prints what is wrong with bad items. what: what was not done to them."""
+    """Print ids and reasons of bad items. what: consequence, such as "not added"."""
     if not bad:
         return
     complain(f"{counted(len(bad), 'bad item')}, {what}:")
-    for error in bad[:SHOWN]:
-        complain(f"  {one_line(error.id)}: {one_line(error.reason)}")
-    if len(bad) > SHOWN:
-        complain(f"  ... and {len(bad) - SHOWN:,} more")
+    for line in first_lines([f"{one_line(error.id)}: {one_line(error.reason)}" for error in bad]):
+        complain(f"  {line}")

@@ -22,6 +22,7 @@ from genius.cli.console import (
     Where,
     complain,
     examples,
+    first_lines,
     lower_priority,
     open_index,
     print_json,
@@ -163,10 +164,8 @@ def index_restore(
         say(f"{path} is at version {report.restored} again: {items}, as version {report.version}.")
     if report.set_aside:
         say(f"{counted(len(report.set_aside), 'file')} moved to {path.rstrip('/')}/quarantine:")
-        for file in report.set_aside[:SHOWN]:
-            say(f"  {file}")
-        if len(report.set_aside) > SHOWN:
-            say(f"  ... and {len(report.set_aside) - SHOWN:,} more")
+        for line in first_lines(report.set_aside):
+            say(f"  {line}")
     if report.damaged:
         complain(f"Files of this version are damaged. List them with: genius index verify {path}")
         raise typer.Exit(SOME_BAD)

@@ -70,11 +70,10 @@ def mbeir_karpathy(
 
 
 def _as_dict(found: "CheckReport") -> dict[str, object]:
-    counts = ("split", "queries", "relevant", "candidates")
     same = ("whole", "global_pools", "missing", "damaged", "differing", "images")
     return {
         **{name: getattr(found, name) for name in same},
-        "tasks": [{"task": row.task.name} | {name: getattr(row, name) for name in counts} for row in found.rows],
+        "tasks": [counts_dict(row) for row in found.rows],
         "absent": [f"{split}: {task}" for split, task in found.absent],
     }
 
@@ -95,6 +94,13 @@ def _show(found: "CheckReport", own: bool) -> None:
             complain(f"{name}: {len(sentences) - SHOWN:,} more; --json lists all.")
     if found.whole:
         say("All files are complete." if own else "All files are complete and have the published counts.")
+
+
+def counts_dict(row: "TaskCounts") -> dict[str, object]:
+    """The counts of a task as JSON."""
+    return {"task": row.task.name} | {
+        name: getattr(row, name) for name in ("split", "queries", "relevant", "candidates")
+    }
 
 
 def counts_table(rows: "list[TaskCounts]") -> Table:
