@@ -15,9 +15,10 @@ from genius.data.splits import SplitData
 from genius.errors import BadData
 from genius.train import distributed
 from genius.train.compute import CPU, Compute
-from genius.train.config import StageConfig
+from genius.train.config import ClipStageConfig, EncoderStageConfig, QuantizerStageConfig, StageConfig
 from genius.train.data import StageVectors, TrainingData
 from genius.train.loop import Losses, Stage, step_seed
+from genius.train.losses import contrastive_loss
 
 
 class Pairs:
@@ -142,6 +143,8 @@ class EmbeddingStage(PairStage):
     then part by part, to derive them by the weights. The result is that of the whole batch, the memory that of a part.
     """
 
+    config: ClipStageConfig | EncoderStageConfig | QuantizerStageConfig
+
     @abstractmethod
     def inputs(
         self, queries: np.ndarray, targets: np.ndarray, parts: list[np.ndarray], rng: np.random.Generator
@@ -152,9 +155,9 @@ class EmbeddingStage(PairStage):
     def embed(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Vectors (n, d) of the queries and targets of a part."""
 
-    @abstractmethod
     def compare(self, queries: Tensor, targets: Tensor, whole: dict[str, Tensor]) -> Losses:
-        """The loss of all vectors (n, d), and more metrics. whole: see `prepare`."""
+        """The loss of all vectors (n, d), and more metrics. Here: Eqs. 2 and 3. whole: see `prepare`."""
+        return contrastive_loss(queries, targets, self.config.temperature, whole["masked"]), {}
 
     def random(self, step: int) -> tuple[np.random.Generator, int]:
         """Random generator of a step, and the seed of torch's random numbers."""

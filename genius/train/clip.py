@@ -1,6 +1,6 @@
 """Stage 1, Sec. 4.1, for a CLIP or SigLIP: contrastive training (Eq. 2) of all weights, adapters or linear maps.
 
-A BLIP is used as it is.
+A BLIP is not trained.
 """
 
 import copy
@@ -37,9 +37,8 @@ from genius.train.data import (
     sampled,
 )
 from genius.train.features import image_rows, joint_rows, mapped_rows, text_rows
-from genius.train.loop import Losses, StageTimes, round_to_half, run_stage
+from genius.train.loop import StageTimes, round_to_half, run_stage
 from genius.train.lora import TrainableWeights, add_adapters, merge_adapters
-from genius.train.losses import contrastive_loss
 from genius.train.validation import embedding_recall
 
 UNUSED = ("logit_scale", "logit_bias")
@@ -70,7 +69,7 @@ def train_clip(
     threads = reading_threads(compute.device)
     if isinstance(encoder, BlipEncoder):
         if config.tune != "none":
-            raise BadData(f'{config.model} is a BLIP, which can only be used as it is. Set [clip] tune = "none".')
+            raise BadData(f'{config.model} is a BLIP, which cannot be trained. Set [clip] tune = "none".')
         round_to_half(encoder.network)
         with times("vectors"):
             pairs = all_pairs(data)
@@ -210,10 +209,6 @@ class ClipStage(EmbeddingStage):
         queries, targets = F.normalize(total, dim=1).chunk(2)
         return queries, targets
 
-    def compare(self, queries: Tensor, targets: Tensor, whole: dict[str, Tensor]) -> Losses:
-        """Eq. 2."""
-        return contrastive_loss(queries, targets, self.config.temperature, whole["masked"]), {}
-
     def validate(self) -> dict[str, float]:
         """Recall of exact search, on a sample of each task's queries and candidates. The processes share the work."""
         texts = np.zeros((len(self.val_texts.names) + 1, self.encoder.dim), dtype=np.float32)
@@ -269,10 +264,6 @@ class HeadsStage(VectorStage):
 
     def _phi(self, images: Tensor, texts: Tensor) -> Tensor:
         return F.normalize(images @ self.maps["image"].T + texts @ self.maps["text"].T, dim=1)
-
-    def compare(self, queries: Tensor, targets: Tensor, whole: dict[str, Tensor]) -> Losses:
-        """Eq. 2."""
-        return contrastive_loss(queries, targets, self.config.temperature, whole["masked"]), {}
 
     def validate(self) -> dict[str, float]:
         """Recall of exact search."""

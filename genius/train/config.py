@@ -140,7 +140,7 @@ class TrainConfig:
         try:
             return cast(TrainConfig, make_config(cls, tomllib.loads(path.read_text()), str(path)))
         except (OSError, tomllib.TOMLDecodeError) as error:
-            raise BadData(f"{path} cannot be read as a training configuration: {error}") from error
+            raise BadData(f"{path} cannot be read as a training configuration ({error}). Give a TOML file.") from error
 
 
 AT_LEAST_ONE = (

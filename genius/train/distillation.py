@@ -152,7 +152,7 @@ class Distillation:
         return self._candidates
 
     def queries(self, part: dict[str, Any], candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """Normalised query vectors (n, d) and the modalities (n,) that they ask for.
+        """Normalised query vectors (n, d) and their target modalities (n,).
 
         Four kinds: training queries; training queries moved by a part of the offset of another query from its target;
         mixtures of two training queries; candidates with noise. Only the first kind can be learned by heart.
@@ -199,7 +199,7 @@ def path_errors(logits: list[Tensor], teacher: list[Tensor], codes: Tensor, item
 def teacher_logits(decoder: Decoder, z: Tensor, codes: Tensor) -> list[Tensor]:
     """Residual scores of all codes of each level, (n, size), given queries z (n, dim) and IDs (n, levels).
 
-    Those of the modality level are zero: the residual score does not know which modality a query asks for.
+    The scores of the modality level are zero: the residual score does not know the target of a query.
     """
     sums, config = decoder.sums(codes), decoder.config
     semantic = [

@@ -81,7 +81,7 @@ def own(rows: T) -> T:
 
 
 def gathered(rows: Tensor, count: int) -> Tensor:
-    """Put the rows of all processes together in their order: those of `own` of a tensor with `count` rows.
+    """The inverse of `own`: collect the rows of all processes into one tensor of `count` rows, in their order.
 
     This process can derive a loss by its own rows. If every process computes the same loss from all rows, the mean of
     their gradients is the gradient of that loss.
@@ -120,7 +120,7 @@ def averaged(values: Mapping[str, Tensor | float]) -> dict[str, float]:
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """What process 0 makes, for all processes. The others wait."""
+    """Call `make` in process 0 and send the result to all processes, which wait for it."""
     if world() == 1:
         return make()
     box: list[Any] = [make() if is_main() else None]

@@ -16,8 +16,6 @@ from genius.train.compute import CPU, Compute
 from genius.train.config import EncoderStageConfig
 from genius.train.data import FrozenVectors, TrainingData
 from genius.train.features import ImageFeatures
-from genius.train.loop import Losses
-from genius.train.losses import contrastive_loss
 from genius.train.validation import embedding_recall
 
 IMAGE_BLOCK = 512
@@ -105,10 +103,6 @@ class EncoderStage(EmbeddingStage):
             vectors = self.heads.encode_image(*(read[name] for name in FEATURES)).float()
             total = total.index_add(0, read["image_rows"], vectors)
         return F.normalize(total, dim=1)
-
-    def compare(self, queries: Tensor, targets: Tensor, whole: dict[str, Tensor]) -> Losses:
-        """Eq. 2."""
-        return contrastive_loss(queries, targets, self.config.temperature, whole["masked"]), {}
 
     def validate(self) -> dict[str, float]:
         """Recall of exact search."""

@@ -14,7 +14,6 @@ from genius.train.compute import CPU, Compute
 from genius.train.config import QuantizerStageConfig
 from genius.train.data import StageVectors, TrainingData
 from genius.train.loop import Losses, step_rng
-from genius.train.losses import contrastive_loss
 from genius.train.validation import recall
 
 FUSE_BLOCK = 2048
@@ -65,7 +64,7 @@ class QuantizerStage(VectorStage):
     def compare(self, queries: Tensor, targets: Tensor, whole: dict[str, Tensor]) -> Losses:
         """Eq. 8."""
         config = self.config
-        contrastive = contrastive_loss(queries, targets, config.temperature, whole["masked"])
+        contrastive, _ = super().compare(queries, targets, whole)  # Eq. 3
         # Where it is given, the first code of a query is its target modality: in training, the modality of its target.
         both = torch.cat([queries, targets])
         first = torch.cat([whole["modality"]] * 2) if config.first_code == "modality" else None

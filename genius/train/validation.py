@@ -9,9 +9,7 @@ from torch import Tensor
 from genius.data.splits import SplitData
 from genius.train import distributed
 
-AT = 5
-
-
+AT = 5  # Recall@5
 CPU = torch.device("cpu")
 
 
