@@ -56,7 +56,7 @@ def index_build(
     """Create an index from all items of SOURCE, on one machine or many."""
     if engine is Engine.local:
         if (workers, gpus, address) != (None, None, None) or cpus != 1:
-            raise GeniusError("--workers, --cpus, --gpus and --address need --engine ray.")
+            raise GeniusError("--workers, --cpus, --gpus and --address need --engine ray. Add it, or leave them out.")
         index_create(path, sources, model, codes_only, store_images)
         return
     from genius.model.genius import Genius

@@ -193,7 +193,7 @@ def named_indexes(given: list[str]) -> dict[str, str]:
         if not equals or is_url(one) or Path(one).exists():
             name, folder = Path(one if is_url(one) else Path(one).resolve()).stem, one
         if not name or not folder:
-            raise GeniusError(f"{one!r} is neither INDEX nor NAME=INDEX.")
+            raise GeniusError(f"{one!r} is neither INDEX nor NAME=INDEX. Write, for example, photos=photos.genius.")
         if name in paths:
             raise GeniusError(f"Two indexes have the name {name!r}. Give one of them another name: NAME={folder}")
         if not is_url(folder) and not (Path(folder) / "items.lance").is_dir():

@@ -87,7 +87,9 @@ def index_create(
     """Create an index and add the items of SOURCE."""
     if encoder is not None:
         if model != "mini":
-            raise BadData("--model and --encoder exclude each other: the codes are fitted to the encoder.")
+            raise BadData(
+                "--model and --encoder exclude each other: the codes are fitted to the encoder. Leave out one of them."
+            )
         _create_fitted(path, sources or [], encoder, codes_only, store_images)
     from genius.index.creation import creating
     from genius.model.genius import Genius

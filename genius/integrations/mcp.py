@@ -275,7 +275,7 @@ class IndexTools:
         """An item's image as a JPEG thumbnail."""
         image = _jpeg(self._get(index, id)[1], 2 * THUMBNAIL_SIZE)
         if image is None:
-            raise GeniusError(f"{printable(id)[:200]!r} has no image, or its file cannot be read.")
+            raise GeniusError(f"{printable(id)[:200]!r} has no readable image. Use an item with has_image.")
         return image
 
 
