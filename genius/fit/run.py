@@ -4,6 +4,7 @@ The folder `OUT/fit` holds the vectors, the codebooks and the checkpoint of the 
 interrupted fit. The model itself and its report, `fit.json`, are in OUT.
 """
 
+import logging
 import os
 import time
 from collections.abc import Iterable
@@ -32,12 +33,16 @@ from genius.model.encoder_only import encoder_only
 from genius.model.fit_report import FitReport
 from genius.model.genius import Genius
 from genius.model.quantizer_runtime import QuantizerRuntime
+from genius.runtime.wording import counted
 from genius.train.features import encoder_digest
 from genius.train.files import check_same_run, record_run, write_atomically
 
 WORK = "fit"  # folder in OUT
 CODEBOOKS = "codebooks.safetensors"
 ENOUGH_TEXTS = 256  # with fewer texts of pairs, probes are added
+SHOWN_BAD = 5  # items that a warning names
+
+log = logging.getLogger(__name__)
 
 
 def fit(
@@ -81,6 +86,10 @@ def fit(
             raise GeniusError('Items need an encoder. Name one, such as encoder="mini".')
         vectors = None if work is None else work / f"vectors-{encoder_digest(opened.encoder)}"
         collection = encode_collection(collection, opened.encoder, vectors, console is not None, total)
+        if collection.bad:
+            reasons = "; ".join(map(str, collection.bad[:SHOWN_BAD]))
+            more = "; ..." * (len(collection.bad) > SHOWN_BAD)
+            log.warning("%s left out: %s%s", counted(len(collection.bad), "bad item"), reasons, more)
     if opened is None:
         opened = OpenedEncoder(PrecomputedEncoder(collection.dim), False)
     if opened.encoder.dim != collection.dim:
@@ -150,7 +159,7 @@ def fit_vectors(
     )
     with console.status("Checking"):
         checked = collection.sample(np.sort(order[: settings.check_items]))  # held-back items included
-        queries = maker.draw(settings.check_queries, np.random.default_rng([settings.seed, 2]))
+        queries = maker.draw(settings.check_queries, np.random.default_rng([settings.seed, 3]))
         report = check_model(model, collection, checked, held, queries, len(learned), started)
     for line in sentences(report):
         console.print(line, highlight=False)

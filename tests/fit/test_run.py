@@ -67,6 +67,15 @@ def test_items_are_encoded_once_and_an_interrupted_fit_continues(tmp_path: Path)
     assert again.fingerprint == model.fingerprint
 
 
+def test_bad_items_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    items = [Item(f"t{n}", text=words(n)) for n in range(60)]
+    broken = [Item(f"b{n}", image=b"no image") for n in range(7)]
+    _, report = fit([*items, *broken], TinyEncoder(), tmp_path / "model", SMALL)
+    assert report.items == 60
+    assert "7 bad items left out: b0: " in caplog.text
+    assert "b4: " in caplog.text and "b5: " not in caplog.text
+
+
 def test_another_fit_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     fit(clustered(), out=tmp_path, settings=SMALL)
     with pytest.raises(BadData, match="other items"):
