@@ -11,6 +11,7 @@ import typer
 
 from genius.cli.console import NamedIndexes, complain, examples, named_indexes, say
 from genius.errors import GeniusError, MissingExtra
+from genius.runtime.threads import set_thread_count
 from genius.runtime.wording import counted
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def serve(
         from genius.serve.keys import others_can_read, read_keys
         from genius.serve.server import listen, run
         from genius.serve.settings import Settings
+        from genius.serve.threads import threads_of_stage
     except ModuleNotFoundError as error:
         raise MissingExtra("genius serve", "serve") from error
     from genius.index.index import Index
@@ -110,6 +112,7 @@ def serve(
             if not run_workers(paths, settings, listener, workers, announce_workers, not quiet):
                 raise typer.Exit(1)  # the reason is in the log
             return
+        set_thread_count(threads_of_stage())
         served, failed = {}, []
         for name, path in paths.items():
             try:

@@ -6,8 +6,13 @@ Threads inside an operation wait for each other after every operation; blocks do
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threadpoolctl import threadpool_limits
 
 _chosen: int | None = None
+_products: "threadpool_limits | None" = None  # of numpy's matrix products
 
 
 def thread_count() -> int:
@@ -21,9 +26,17 @@ def thread_count() -> int:
 
 
 def set_thread_count(count: int | None) -> None:
-    """Choose the number of threads; None restores the default. Models that are already loaded keep theirs."""
-    global _chosen
+    """Choose the number of threads, numpy's included; None restores the default.
+
+    Models that are already loaded keep theirs.
+    """
+    global _chosen, _products
+    from threadpoolctl import threadpool_limits
+
+    if _products is not None:
+        _products.restore_original_limits()
     _chosen = count
+    _products = None if count is None else threadpool_limits(count, user_api="blas")
 
 
 def over_blocks(

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from genius.errors import GeniusError
+from genius.runtime.threads import thread_count
 from genius.serve.limits import QueryExpired
 
 T = TypeVar("T")
@@ -20,7 +21,13 @@ T = TypeVar("T")
 READERS = 4
 DECODERS = max(1, (os.cpu_count() or 1) // 2)
 """Threads that decode images: at least half of the cores are left to searches."""
+SIDE_BY_SIDE = 2  # one batch of queries is encoded while another one is searched
 NICENESS = 10  # of decoders: with all cores busy, they get a tenth of the time of a search
+
+
+def threads_of_stage(workers: int = 1) -> int:
+    """Threads that encoding and searching may use each, in each of some processes."""
+    return max(1, thread_count() // (SIDE_BY_SIDE * workers))
 
 
 class ThreadPools:

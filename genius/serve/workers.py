@@ -22,12 +22,13 @@ from typing import Any
 
 from genius.errors import GeniusError
 from genius.index.index import Index
-from genius.runtime.threads import set_thread_count, thread_count
+from genius.runtime.threads import set_thread_count
 from genius.serve.app import create_app
 from genius.serve.forwarding import socket_of
 from genius.serve.hosted import HostedIndex
 from genius.serve.server import log_to_stderr, run
 from genius.serve.settings import Settings
+from genius.serve.threads import threads_of_stage
 
 log = logging.getLogger("genius.serve")
 
@@ -76,7 +77,7 @@ def run_workers(
     told, tell = context.Pipe(duplex=False)
     alive, held = context.Pipe(duplex=False)  # workers stop when the parent's end is gone
     stopping = threading.Event()
-    threads = max(1, thread_count() // workers)
+    threads = threads_of_stage(workers)
 
     def start(worker: _Worker) -> None:
         worker.ready = False

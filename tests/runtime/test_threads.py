@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from genius.runtime.threads import over_blocks, set_thread_count, thread_count
 
@@ -60,3 +61,15 @@ def test_default_follows_the_environment(monkeypatch: pytest.MonkeyPatch, value:
     assert cores >= 1
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert thread_count() == (expected or cores)
+
+
+def product_threads() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_matrix_products_of_numpy_use_the_threads_that_were_chosen() -> None:
+    with threadpool_limits(2, user_api="blas"):  # as on a machine of two cores
+        set_thread_count(1)
+        assert product_threads() == {1}
+        set_thread_count(None)
+        assert product_threads() == {2}

@@ -13,6 +13,7 @@ import pytest
 from serving import PATIENCE, RunningServer, copy_index, running_server
 
 from genius.serve.forwarding import merge_metrics
+from genius.serve.threads import threads_of_stage
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -192,3 +193,8 @@ def test_metrics_of_workers_are_merged() -> None:
         "# TYPE b gauge",
         'b{worker="0"} 2.0',
     ]
+
+
+def test_encoding_and_searching_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert [threads_of_stage(workers) for workers in (1, 2, 4, 16)] == [4, 2, 1, 1]
