@@ -199,7 +199,8 @@ def backbones(given: argparse.Namespace) -> None:
         table = encode(learned)
         known = np.zeros((len(own) + 1, table.shape[1]), np.float32)
         known[used] = normalised(encode([own[number] for number in used]))
-        nothing = np.zeros_like(known)
+        others = asked.texts if kind == "image" else asked.images
+        nothing = np.zeros((len(others) + 1, table.shape[1]), np.float32)
         collection = Collection.of(Vectors(*(table, np.zeros_like(table))[:: 1 if kind == "image" else -1]))
         opened = OpenedEncoder(PrecomputedEncoder(table.shape[1]), False)
         fitted, _ = fit_vectors(collection, opened, settings(given), console=Console())
