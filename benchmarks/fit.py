@@ -204,7 +204,7 @@ def backbones(given: argparse.Namespace) -> None:
         collection = Collection.of(Vectors(*(table, np.zeros_like(table))[:: 1 if kind == "image" else -1]))
         opened = OpenedEncoder(PrecomputedEncoder(table.shape[1]), False)
         fitted, _ = fit_vectors(collection, opened, settings(given), console=Console())
-        data = SplitData(tasks[kind], asked.data.dids, asked.data.text, asked.data.image)
+        data = SplitData(tasks[kind], asked.data.dids, asked.data.text.copy(), asked.data.image.copy())
         pool = np.unique(np.concatenate([t.pool for t in tasks[kind]]))
         outside = np.setdiff1d(np.arange(len(data.text)), pool)
         data.text[outside] = data.image[outside] = -1
