@@ -177,10 +177,12 @@ def test_a_living_writer_keeps_others_out(
 def test_a_writer_that_lost_its_lease_writes_nothing(
     url: str, store: dict[str, str], model: Genius, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 5.0)
     index = Index.create(url, model, storage_options=store)
+    keep = lease.Lease._keep
     monkeypatch.setattr(lease.Lease, "_keep", lambda self, released: None)  # as if the process had been stopped
     with index._session.writing() as snapshot:
+        monkeypatch.setattr(lease.Lease, "_keep", keep)
         other_writer = Index.open(url, model, wait=20, storage_options=store)
         assert other_writer.add(texts("a")).added == 8
         with pytest.raises(BadIndex, match="another process may have begun to write"):
