@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from genius.runtime.threads import set_thread_count
+
 if TYPE_CHECKING:
     from genius.encoders.efficientnet import EfficientNetLite2
     from genius.encoders.mini import MiniEncoder
@@ -34,6 +36,13 @@ def no_worker_makes_way() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.setpriority", lambda which, who, priority: None, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def every_test_chooses_its_threads() -> Iterator[None]:
+    """`genius serve` chooses a number of threads for its process, which is the tests' own."""
+    yield
+    set_thread_count(None)
 
 
 @pytest.fixture(scope="session")
