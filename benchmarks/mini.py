@@ -1,8 +1,8 @@
 """How fast `mini` starts, encodes images and texts, assigns codes and answers a query. Prints a table.
 
-    python benchmarks/mini.py [--threads 2]
+    python benchmarks/mini.py [--threads 2] [--items 20000]
 
-Images are random noise (a network's speed does not depend on what it sees) and texts are sentences of common words.
+--items is the size of the collection that is searched. Images are random noise (a network's speed does not depend on what it sees) and texts are sentences of common words.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from genius.runtime.threads import set_thread_count
 WORDS = ("a", "man", "dog", "is", "riding", "two", "red", "small", "on", "the", "street", "near", "table", "water")
 
 
+BLOCK = 20_000  # vectors
 QUERY = "Find an image that shows: a man in a red jacket riding a brown horse on the beach."
 FIRST_VECTOR = """
 import resource, sys
@@ -60,10 +61,17 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
     return min(times)
 
 
+def random_vectors(rng: np.random.Generator, count: int, dim: int) -> Vectors:
+    """Vectors of texts, of length 1."""
+    rows = rng.standard_normal((count, dim), dtype=np.float32)
+    return Vectors(np.zeros_like(rows), rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", default="mini")
+    parser.add_argument("--items", type=int, default=20_000)
     arguments = parser.parse_args()
     set_thread_count(arguments.threads)
     rng = np.random.default_rng(0)
@@ -83,18 +91,26 @@ def main() -> None:
     texts = [Prepared(None, " ".join(rng.choice(WORDS, 10)).capitalize() + ".") for _ in range(512)]
     table.add_row("texts of ten words encoded a second", f"{512 / seconds(lambda: model.encode(texts)):.0f}")
 
-    vectors = Vectors(*(rng.standard_normal((20_000, model.dim), dtype=np.float32) for _ in range(2)))
-    table.add_row(
-        "codes assigned a second, from ready vectors", f"{20_000 / seconds(lambda: model.codes(vectors)):,.0f}"
-    )
+    vectors = random_vectors(rng, BLOCK, model.dim)
+    table.add_row("codes assigned a second, from ready vectors", f"{BLOCK / seconds(lambda: model.codes(vectors)):,.0f}")
 
     with tempfile.TemporaryDirectory() as folder:
         index = Index.create(f"{folder}/index", model)
-        rows = vectors.text / np.linalg.norm(vectors.text, axis=1, keepdims=True)
-        index.add_vectors([f"item {n}" for n in range(len(rows))], Vectors(np.zeros_like(rows), rows))
+        for start in range(0, arguments.items, BLOCK):
+            numbers = range(start, min(start + BLOCK, arguments.items))
+            index.add_vectors([f"item {n}" for n in numbers], random_vectors(rng, len(numbers), model.dim))
+        index.compact()
         queries = [Query(text=" ".join(rng.choice(WORDS, 10))) for _ in range(120)]
-        times = [seconds(lambda query=query: index.search(query), repeats=1) for query in queries]
-    table.add_row("a query from words to hits, 20,000 items, median", f"{1000 * np.median(times):.1f} ms")
+        stages: dict[str, list[float]] = {}
+        for query in queries:
+            started = time.perf_counter()
+            answer = index.answer(query)
+            stages.setdefault("in all", []).append(time.perf_counter() - started)
+            for stage, took in answer.seconds.items():
+                stages.setdefault(stage, []).append(took)
+    parts = {stage: 1000 * float(np.median(times)) for stage, times in stages.items()}
+    table.add_row(f"a query from words to hits, {arguments.items:,} items, median", f"{parts.pop('in all'):.1f} ms")
+    table.add_row("its stages", ", ".join(f"{stage} {took:.1f}" for stage, took in parts.items()) + " ms")
 
     Console().print(table)
 
