@@ -29,10 +29,13 @@ import numpy as np
 from rich.console import Console
 
 from genius import Genius
+from genius.data.images import load_image
 from genius.data.items import clean_text
 from genius.data.mbeir import Benchmark
-from genius.data.splits import SplitData, Vocabulary, read_split
+from genius.data.splits import SplitData, TaskData, Vocabulary, read_split
 from genius.encoders.base import Encoder, Vectors
+from genius.encoders.efficientnet import EfficientNetLite2, to_pixels
+from genius.encoders.minilm import WIDTH, MiniLM
 from genius.encoders.precomputed import PrecomputedEncoder
 from genius.evaluation.encoded_split import EncodedSplit, EvaluationSplit, encode_split, read_evaluation_split
 from genius.evaluation.evaluate import evaluate_encoded
@@ -159,63 +162,65 @@ def neighbours(model: Genius, data: SplitData, vectors: FrozenVectors, label: st
 
 
 def backbones(given: argparse.Namespace) -> None:
-    from genius.data.images import load_image
-    from genius.encoders.efficientnet import EfficientNetLite2, to_pixels
-    from genius.encoders.minilm import MiniLM
-
+    """Fit to vectors of the train split that one frozen backbone made; measure on the test split."""
     benchmark = Benchmark(given.data)
     asked = read_evaluation_split(benchmark, "test", given.limit)
-    seen, pictures = Vocabulary(), Vocabulary()
-    train = read_split([benchmark], "train", seen, pictures)
-    tasks = {kind: [t for t in asked.data.tasks if ends(t, kind)] for kind in ("image", "text")}
-    for kind in ("image", "text"):
-        if not tasks[kind]:
+    texts, images = Vocabulary(), Vocabulary()
+    train = read_split([benchmark], "train", texts, images)
+    for column, encode, names, own in (
+        ("image", image_vectors, images.names, asked.images),
+        ("text", text_vectors, texts.names, asked.texts),
+    ):
+        tasks = [task for task in asked.data.tasks if within(task, column)]
+        if not tasks:
             continue
-        names = (pictures if kind == "image" else seen).names
-        numbers = np.unique(getattr(train, kind))
-        learned = [names[number] for number in numbers[numbers >= 0][: given.items]]
-        own = asked.images if kind == "image" else asked.texts
-        parts = [part for t in tasks[kind] for part in (getattr(t, kind), getattr(asked.data, kind)[t.pool])]
-        used = np.unique(np.concatenate(parts))
-        used = used[used >= 0]
-        if kind == "image":
-            network = EfficientNetLite2(1)
-
-            def encode(paths: list[str], network: EfficientNetLite2 = network) -> np.ndarray:
-                blocks = [paths[start : start + 64] for start in range(0, len(paths), 64)]
-                return np.concatenate(
-                    [network.features(np.stack([to_pixels(load_image(p)) for p in block]))[1] for block in blocks]
-                )
-        else:
-            words = MiniLM(True)
-
-            def encode(texts: list[str], words: MiniLM = words) -> np.ndarray:
-                ids = words.tokenize(texts)
-                batches, offsets = words.plan(ids)
-                states = np.zeros((int(offsets[-1]), 384), np.float32)
-                words.fill(states, offsets, ids, batches)
-                return np.add.reduceat(states, offsets[:-1]) / np.diff(offsets)[:, None]
-
-        table = encode(learned)
-        known = np.zeros((len(own) + 1, table.shape[1]), np.float32)
-        known[used] = normalised(encode([own[number] for number in used]))
-        others = asked.texts if kind == "image" else asked.images
-        nothing = np.zeros((len(others) + 1, table.shape[1]), np.float32)
-        collection = Collection.of(Vectors(*(table, np.zeros_like(table))[:: 1 if kind == "image" else -1]))
-        opened = OpenedEncoder(PrecomputedEncoder(table.shape[1]), False)
+        numbers = np.unique(getattr(train, column))
+        learned = encode([names[number] for number in numbers[numbers >= 0][: given.items]])
+        opened = OpenedEncoder(PrecomputedEncoder(learned.shape[1]), False)
+        collection = Collection.of(one_modality(column, learned))
         fitted, _ = fit_vectors(collection, opened, settings(given), console=Console())
-        data = SplitData(tasks[kind], asked.data.dids, asked.data.text.copy(), asked.data.image.copy())
-        pool = np.unique(np.concatenate([t.pool for t in tasks[kind]]))
+
+        pool = np.unique(np.concatenate([task.pool for task in tasks]))
+        rows = [getattr(asked.data, column)[pool], *(getattr(task, column) for task in tasks)]
+        used = np.unique(np.concatenate(rows))
+        table = np.zeros((len(own) + 1, learned.shape[1]), np.float32)
+        table[used] = normalised(encode([own[number] for number in used]))
+        data = SplitData(tasks, asked.data.dids, asked.data.text.copy(), asked.data.image.copy())
         outside = np.setdiff1d(np.arange(len(data.text)), pool)
         data.text[outside] = data.image[outside] = -1
-        vectors = FrozenVectors(nothing, known) if kind == "image" else FrozenVectors(known, nothing)
-        measured(fitted, data, vectors, f"{kind} -> {kind}, {table.shape[1]} dimensions")
+        absent = np.zeros((len(asked.texts if column == "image" else asked.images) + 1, learned.shape[1]), np.float32)
+        vectors = FrozenVectors(absent, table) if column == "image" else FrozenVectors(table, absent)
+        measured(fitted, data, vectors, f"{column} -> {column}, {learned.shape[1]} dimensions")
 
 
-def ends(task: object, kind: str) -> bool:
-    """Whether queries and answers of a task are of one kind."""
-    own = task.task  # type: ignore[attr-defined]
-    return own.query_modality.label == kind and own.target_modality.label == kind
+def image_vectors(paths: list[str]) -> np.ndarray:
+    """(n, d) pooled features of EfficientNet-Lite2."""
+    network = EfficientNetLite2(1)
+    blocks = [paths[start : start + 64] for start in range(0, len(paths), 64)]
+    return np.concatenate(
+        [network.features(np.stack([to_pixels(load_image(p)) for p in block]))[1] for block in blocks]
+    )
+
+
+def text_vectors(texts: list[str]) -> np.ndarray:
+    """(n, d) mean token states of MiniLM."""
+    network = MiniLM(True)
+    ids = network.tokenize(texts)
+    batches, offsets = network.plan(ids)
+    states = np.zeros((int(offsets[-1]), WIDTH), np.float32)
+    network.fill(states, offsets, ids, batches)
+    return np.add.reduceat(states, offsets[:-1]) / np.diff(offsets)[:, None]
+
+
+def one_modality(column: str, vectors: np.ndarray) -> Vectors:
+    """Vectors of items that are all images, or all texts."""
+    absent = np.zeros_like(vectors)
+    return Vectors(vectors, absent) if column == "image" else Vectors(absent, vectors)
+
+
+def within(task: TaskData, modality: str) -> bool:
+    """Whether queries and answers of a task are of one modality."""
+    return task.task.query_modality.label == modality == task.task.target_modality.label
 
 
 def size(given: argparse.Namespace) -> None:

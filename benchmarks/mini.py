@@ -2,7 +2,8 @@
 
     python benchmarks/mini.py [--threads 2] [--items 20000]
 
---items is the size of the collection that is searched. Images are random noise (a network's speed does not depend on what it sees) and texts are sentences of common words.
+--items is the size of the collection that is searched. Images are random noise (a network's speed does not depend on
+what it sees) and texts are sentences of common words.
 """
 
 import argparse
@@ -92,7 +93,9 @@ def main() -> None:
     table.add_row("texts of ten words encoded a second", f"{512 / seconds(lambda: model.encode(texts)):.0f}")
 
     vectors = random_vectors(rng, BLOCK, model.dim)
-    table.add_row("codes assigned a second, from ready vectors", f"{BLOCK / seconds(lambda: model.codes(vectors)):,.0f}")
+    table.add_row(
+        "codes assigned a second, from ready vectors", f"{BLOCK / seconds(lambda: model.codes(vectors)):,.0f}"
+    )
 
     with tempfile.TemporaryDirectory() as folder:
         index = Index.create(f"{folder}/index", model)
