@@ -12,7 +12,6 @@ training share its model. OUT keeps finished parts, which are not made again:
 
 import copy
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -90,7 +89,7 @@ def ablate(
         rows: Names of rows of these tables. Default: all.
         limit: Maximum number of queries per task. Default: that of the size.
         console: Where progress is shown.
-        workers: Trainings at a time. Default: one per core.
+        workers: Trainings at a time. Default: one for each usable core, or `OMP_NUM_THREADS`.
 
     Returns:
         The rows of ablations.json: all that `out` holds, in all sizes.
@@ -132,7 +131,7 @@ def ablate(
     missing = [job for job in jobs if not run.rows.path(job.row, job.seed).exists()]
     groups = grouped(missing, lambda job: f"{job.row.size.name} {job.training.decoder}")
     quantizers = grouped(missing, lambda job: job.training.quantizer)
-    workers = min(workers or os.cpu_count() or 1, max(1, len(groups)))
+    workers = min(workers or thread_count(), max(1, len(groups)))
     hours = estimated_seconds(quantizers, groups, count_queries(resolved)) / workers / 3600
     time_needed = f"{hours:,.1f} hours" if hours >= 1 else counted(max(1, round(60 * hours)), "minute")
     console.print(
