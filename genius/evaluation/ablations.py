@@ -12,6 +12,8 @@ training share its model. OUT keeps finished parts, which are not made again:
 
 import copy
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -168,7 +170,7 @@ def _work(
                 progress.advance(bar)
             return
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, initializer=_use_one_thread)
+        pool = ProcessPoolExecutor(workers, context, initializer=_start_worker)
         try:
             futures: list[Future[None]] = [pool.submit(_call, *call) for call in calls]
             for future in as_completed(futures):
@@ -179,9 +181,18 @@ def _work(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _use_one_thread() -> None:
+def _start_worker() -> None:
+    """One thread for computing, and an end as soon as the main process has ended: a new run may train the same."""
     torch.set_num_threads(1)
     set_thread_count(1)
+    threading.Thread(target=_end_with_main_process, daemon=True).start()
+
+
+def _end_with_main_process() -> None:
+    main = multiprocessing.parent_process()
+    assert main is not None
+    main.join()
+    os._exit(1)
 
 
 def _call(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from fakes import DIM, tiny_model
@@ -708,6 +710,37 @@ def test_killed_ablations_continue(bench: Path, tmp_path: Path, monkeypatch: pyt
     assert without_times(resumed[0]["trainings"][0]) == without_times(found[0]["trainings"][0])
     whole = run(bench, tmp_path / "whole", rows=["base", "plain"], seeds=2)
     assert without_times(resumed) == without_times(whole)
+
+
+ASLEEP = """
+import time
+from rich.console import Console
+from genius.evaluation.ablations import _work
+_work([(time.sleep, (300,))] * 2, "asleep", 2, Console(quiet=True), lambda: None)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_workers_end_with_the_main_process() -> None:
+    """They would go on to write folders that the next run writes."""
+    main = psutil.Popen([sys.executable, "-c", ASLEEP], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while len(workers := spawned(main)) < 2:
+            assert time.monotonic() < end, "the workers did not start"
+            time.sleep(0.1)
+    finally:
+        main.kill()
+        main.wait()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    for process in alive:
+        process.kill()
+    assert not alive
+
+
+def spawned(main: psutil.Process) -> list[psutil.Process]:
+    """Worker processes of a pool."""
+    return [child for child in main.children() if any("spawn_main" in part for part in child.cmdline())]
 
 
 @pytest.mark.usefixtures("tiny")
