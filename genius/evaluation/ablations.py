@@ -48,6 +48,8 @@ from genius.runtime.threads import set_thread_count, thread_count
 from genius.runtime.wording import counted
 from genius.search.options import SearchOptions
 from genius.train.batches import tensor_pair
+from genius.train.compute import CPU, Compute, choose_precision
+from genius.train.config import TrainConfig, check
 from genius.train.data import FrozenVectors, TrainingData
 from genius.train.decoder import DecoderStage, IdScheme
 from genius.train.encoder import image_vectors, text_vectors
@@ -77,6 +79,7 @@ def ablate(
     limit: int | None = None,
     console: Console | None = None,
     workers: int | None = None,
+    precision: str = "auto",
 ) -> list[dict[str, Any]]:
     """Train and measure the ablations that `out` does not hold yet.
 
@@ -86,12 +89,13 @@ def ablate(
         model: Model whose stage-1 encoder is used.
         cache: Folder of cached features. Default: inside `out`.
         tables: Names of tables. Default: all.
-        size: "quick", "full" or "paper". Default: each table in its own size.
+        size: "quick", "medium", "full" or "paper". Default: each table in its own size.
         seeds: Trainings of each row. Default: as many as its size has.
         rows: Names of rows of these tables. Default: all.
         limit: Maximum number of queries per task. Default: that of the size.
         console: Where progress is shown.
         workers: Trainings at a time. Default: one for each usable core, or `OMP_NUM_THREADS`.
+        precision: Of the matrix products in training, as in `TrainConfig`.
 
     Returns:
         The rows of ablations.json: all that `out` holds, in all sizes.
@@ -104,6 +108,7 @@ def ablate(
     known = [row.name for row in planned]
     check_names(rows or known, known, "ablation")
     check_seeds(seeds)
+    check(TrainConfig(precision=precision))
     if limit is not None and limit < 1:
         raise BadData(f"The limit is {limit} queries per task; it must be at least 1.")
     jobs = [  # one seed after the other: all rows have a first result early
@@ -114,17 +119,18 @@ def ablate(
     ]
     loaded, config = Genius.from_pretrained(model), planned[0].training.config
     resolved = tuple(str(Path(root).resolve()) for root in roots)
-    run = AblationRun(resolved, str(out), limit, config.seed, config.derived_prompts)
+    run = AblationRun(resolved, str(out), limit, config.seed, config.derived_prompts, precision)
     facts = {
         "format": ABLATIONS_FORMAT,
         "data": list(resolved),
         "model": loaded.fingerprint,
         "split": SPLIT,
         "limit": limit,
+        "precision": precision,
         "derived_prompts": config.derived_prompts,  # of the training queries, whose vectors are shared
     }
     begun = any(path.is_file() for name in _PARTS for path in Path(out, name).rglob("*"))
-    what = "ablations with other data, another model, another limit or other prompts"
+    what = "ablations with other data, another model, another limit, another precision or other prompts"
     check_same_run(Path(out, "ablate.json"), facts, out, what, begun)
     for root in roots:
         Benchmark(root).tasks("train")
@@ -212,6 +218,12 @@ class AblationRun:
     limit: int | None
     seed: int  # of the prompts; all trainings share the data
     derived_prompts: float
+    precision: str
+
+    @property
+    def compute(self) -> Compute:
+        """Trainings run on the CPU, one core each."""
+        return Compute(CPU.device, choose_precision(self.precision, CPU.device))
 
     def folder(self, *parts: str) -> Path:
         """A folder inside `out`, created if it does not exist."""
@@ -330,7 +342,7 @@ def train_quantizer(run: AblationRun, training: AblationTraining) -> QuantizerSt
         config = replace(config, quantizer=replace(config.quantizer, first_code="modality"))
         data = copy.copy(data)
         data.train, data.val = (_SingleModality(s.tasks, s.dids, s.text, s.image) for s in (data.train, data.val))
-    stage = QuantizerStage(data, shared.vectors, config.quantizer, config.seed)
+    stage = QuantizerStage(data, shared.vectors, config.quantizer, config.seed, run.compute)
     if training.fusion == "random":  # a new fusion has these two layers at zero
         torch.manual_seed(config.seed)
         cast(Any, stage.fusion.output_layer).reset_parameters()
@@ -351,11 +363,11 @@ def train_decoder(run: AblationRun, training: AblationTraining) -> AblatedModel:
     if training.scheme != "modality":
         scheme = make_scheme(training.scheme, stage.quantizer, z, modality, config.seed)
     decoded = DecoderStage(
-        data, stage.vectors, stage.fusion, scheme, config.decoder, config.seed, config.quantizer.code_beams
+        data, stage.vectors, stage.fusion, scheme, config.decoder, config.seed, config.quantizer.code_beams, run.compute
     )
     run_stage(decoded, run.folder("decoders", training.decoder), QUIET)
     quantizer = stage.quantizer.runtime() if training.scheme == "modality" else None
-    decoder = decoded.decoder.runtime()
+    decoder = decoded.decoder.runtime(int8=True)
     return AblatedModel(stage.fusion.runtime(), scheme, decoder, quantizer, config.quantizer.code_beams)
 
 

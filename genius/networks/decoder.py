@@ -181,7 +181,7 @@ class Decoder(nn.Module):
         """
         if self.config.whole_vocabulary:
             rows = (codes + self.starts[: codes.shape[1]])[..., None]
-            return self.table_logits(self.hidden(z, codes)).log_softmax(-1).gather(-1, rows)[..., 0]
+            return self.table_logits(self.hidden(z, codes), self.table).log_softmax(-1).gather(-1, rows)[..., 0]
         picked = [
             -F.cross_entropy(logits, codes[:, level], reduction="none")
             for level, logits in enumerate(self.logits(z, codes))
@@ -192,8 +192,10 @@ class Decoder(nn.Module):
         """Teacher forcing: for each level, (n, sizes[level]) over that level's codes, given the codes before it."""
         levels = range(codes.shape[1])
         if self.config.layers:
-            hidden = self.hidden(z, codes)
-            logits = [self.table_logits(hidden[:, level], self.config.rows(level)) for level in levels]
+            # One split of the hidden states and of the table: the gradient of a slice is as large as the whole.
+            tables = self.table[SPECIALS:].split(list(self.config.sizes))
+            hidden = self.hidden(z, codes).unbind(1)
+            logits = [self.table_logits(of_level, table) for of_level, table in zip(hidden, tables, strict=False)]
         else:
             logits = [z.new_zeros(len(z), self.config.sizes[level]) for level in levels]
         if self.config.residual_gain:
@@ -203,9 +205,9 @@ class Decoder(nn.Module):
                 logits[level] = logits[level] + self.config.residual_gain * scores
         return logits
 
-    def table_logits(self, hidden: Tensor, rows: slice = slice(None)) -> Tensor:
-        """hidden: (..., d_model) -> (..., number of table rows)."""
-        return F.linear(hidden * self.config.d_model**-0.5, self.table[rows]).float()
+    def table_logits(self, hidden: Tensor, table: Tensor) -> Tensor:
+        """Logits of rows of the token table: hidden (..., d_model), table (rows, d_model) -> (..., rows)."""
+        return F.linear(hidden * self.config.d_model**-0.5, table).float()
 
     def residual_scores(self, z: Tensor, sums: Tensor, rows: slice = slice(None)) -> Tensor:
         """(s z - q).c - |c|^2 / 2 of the codes c in these table rows: z, sums q (n, dim) -> (n, number of rows).

@@ -53,7 +53,7 @@ TABLES = {
 }
 
 
-@pytest.fixture(scope="module", params=["quick", "full", "paper"])
+@pytest.fixture(scope="module", params=["quick", "medium", "full", "paper"])
 def rows(request: pytest.FixtureRequest) -> dict[str, AblationRow]:
     return {row.name: row for row in read_ablations(request.param)}
 
@@ -139,7 +139,7 @@ def test_the_paper_size_is_the_papers_recipe() -> None:
     assert (rows["decoder-large"].decoder.d_model, rows["decoder-large"].decoder.layers) == (1024, 24)
 
 
-@pytest.mark.parametrize("size", ["quick", "full"])
+@pytest.mark.parametrize("size", ["quick", "medium", "full"])
 def test_rows_of_decoder_sizes_say_their_size(size: str) -> None:
     chosen = [row for row in read_ablations(size) if row.table.name == "decoder-size"]
     shapes = [row.training.config.decoder for row in chosen]
@@ -464,7 +464,7 @@ def test_the_undivided_quantizer_is_not_told_the_modality(bench: Path, tmp_path:
     out = tmp_path / "out"
     run(bench, out, rows=["base", "plain"])
     rows = {row.name: row for row in read_ablations("full")}
-    place = module.AblationRun((str(bench.resolve()),), str(out), None, 0, 0.2)
+    place = module.AblationRun((str(bench.resolve()),), str(out), None, 0, 0.2, "auto")
     ours, plain = (module.train_quantizer(place, rows[name].training) for name in ("base", "plain"))
     assert set(plain.data.train.modality.tolist()) == {0}
     assert set(ours.data.train.modality.tolist()) == {0, 1, 2}
@@ -749,7 +749,7 @@ def test_items_get_their_codes_as_in_training(bench: Path, tmp_path: Path, monke
     table = ablation_rows.TABLE
     table.write_text(table.read_text().replace("levels = 3\n", "levels = 3\ncode_beams = 4\n"))
     row = next(row for row in read_ablations("full") if row.name == "base")
-    place = module.AblationRun((str(bench.resolve()),), str(tmp_path / "out"), None, 0, 0.2)
+    place = module.AblationRun((str(bench.resolve()),), str(tmp_path / "out"), None, 0, 0.2, "auto")
     run(bench, tmp_path / "out", rows=["base"])
     model = module.train_decoder(place, row.training)
     beams = []

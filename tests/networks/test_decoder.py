@@ -88,7 +88,7 @@ def test_forward_is_the_log_softmax_of_the_logits(whole_vocabulary: bool) -> Non
     logits = decoder.logits(z, codes)
     assert [tuple(level.shape) for level in logits] == [(7, size) for size in decoder.config.sizes]
     if whole_vocabulary:
-        total = decoder.table_logits(decoder.hidden(z, codes)).logsumexp(-1)
+        total = decoder.table_logits(decoder.hidden(z, codes), decoder.table).logsumexp(-1)
         picked = [level.gather(1, codes[:, i, None])[:, 0] - total[:, i] for i, level in enumerate(logits)]
     else:
         picked = [-F.cross_entropy(level, codes[:, i], reduction="none") for i, level in enumerate(logits)]
