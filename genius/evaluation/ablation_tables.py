@@ -19,7 +19,7 @@ Ablation = dict[str, Any]
 
 SIZES = {
     "quick": "Quick size: short trainings of small models on part of the queries. They show directions.",
-    "medium": "Medium size: the decoder and codes are as large as those of `mini`; the decoder learns a quarter as long.",
+    "medium": "Medium size: decoder and codes are as large as those of `mini`; the decoder learns a quarter as long.",
     "full": "Full size: the decoder and codes are as large, and are trained as long, as those of `mini`.",
     "paper": "The paper's size (Sec. 5.2).",
 }
