@@ -193,7 +193,7 @@ class Decoder(nn.Module):
         levels = range(codes.shape[1])
         if self.config.layers:
             # One split of the hidden states and of the table: the gradient of a slice is as large as the whole.
-            tables = self.table[SPECIALS:].split(list(self.config.sizes))
+            tables = torch.split(self.table[SPECIALS:], list(self.config.sizes))
             hidden = self.hidden(z, codes).unbind(1)
             logits = [self.table_logits(of_level, table) for of_level, table in zip(hidden, tables, strict=False)]
         else:
