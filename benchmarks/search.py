@@ -1,7 +1,7 @@
 """How fast searching is: ours against the published decoding path and against Faiss, in one run on one machine.
 
     python benchmarks/search.py OUT [--decoders paper,mini] [--sizes 10000,100000,1000000,5600000] [--batches 1,32]
-        [--threads 1,2] [--vectors RUN] [--quick]
+        [--threads 1,2] [--vectors RUN] [--methods fast,flat] [--quick]
     python benchmarks/search.py OUT --page docs/performance.md     # write what was measured into the page
 
 Measured are milliseconds a query, from ready vectors to the ten best items at beam 50; the part of the ten nearest that
@@ -56,6 +56,7 @@ from genius.search.trie import Trie
 SIZES, QUICK_SIZES = "10000,100000,1000000,5600000", "10000,100000"
 BEAM, K = 50, 10
 BASELINES = ("flat", "hnsw", "ivfpq")
+METHODS = ("published", *OURS, *BASELINES, "encode")
 LONGEST_BUILD = 900.0  # seconds (default)
 PROBE = 10_000  # items of the graph that tells how long a larger one takes, if none is known
 TURN = 0.3  # seconds a method has the machine for, or one run if that takes longer
@@ -84,6 +85,7 @@ class Settings:
     effort: Effort
     vectors: Path
     longest_build: float = LONGEST_BUILD
+    methods: list[str] | None = None  # None: all
 
 
 def main() -> None:
@@ -94,6 +96,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2", help="numbers of threads")
     parser.add_argument("--batches", default="1,32", help="numbers of queries searched at once")
     parser.add_argument("--vectors", type=Path, help="a run of `genius evaluate`, which lends its vectors to mini")
+    parser.add_argument("--methods", help=f"methods with commas between them: {', '.join(METHODS)}; all if not given")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SIZES} items, few repeats")
     parser.add_argument(
         "--longest-build", type=float, default=LONGEST_BUILD, help="seconds that a graph of HNSW may take to build"
@@ -109,8 +112,9 @@ def main() -> None:
             threads, batches = (numbers(getattr(arguments, name), name) for name in ("threads", "batches"))
             effort = QUICK if arguments.quick else FULL
             vectors = arguments.vectors or arguments.out
-            settings = Settings(sizes, threads, batches, effort, vectors, arguments.longest_build)
-            measure(results, chosen_decoders(arguments.decoders), settings, console)
+            methods = chosen(arguments.methods, METHODS, "method") if arguments.methods else None
+            settings = Settings(sizes, threads, batches, effort, vectors, arguments.longest_build, methods)
+            measure(results, chosen(arguments.decoders, DECODERS, "decoder"), settings, console)
         finish(results, arguments.page, console)
     except GeniusError as error:
         console.print(f"[red]{error}[/]")
@@ -127,12 +131,12 @@ def numbers(text: str, name: str) -> list[int]:
     return values
 
 
-def chosen_decoders(text: str) -> list[str]:
-    chosen = text.split(",")
-    unknown = set(chosen) - set(DECODERS)
+def chosen(text: str, known: Iterable[str], what: str) -> list[str]:
+    names = text.split(",")
+    unknown = set(names) - set(known)
     if unknown:
-        raise GeniusError(f"There is no decoder {', '.join(sorted(unknown))}. Choose among {', '.join(DECODERS)}.")
-    return chosen
+        raise GeniusError(f"There is no {what} {', '.join(sorted(unknown))}. Choose among {', '.join(known)}.")
+    return names
 
 
 def measure(results: SearchResults, decoders: Iterable[str], settings: Settings, console: Console) -> None:
@@ -269,7 +273,12 @@ class Comparison:
     def missing(self, size: int, threads: int, batch: int) -> set[tuple[str, str]]:
         rows = self.results.rows
         every = self.methods(size, batch)
-        return {(one, target) for one, target in every if (self.name, size, threads, batch, one, target) not in rows}
+        wanted = self.settings.methods or METHODS
+        return {
+            (one, target)
+            for one, target in every
+            if one in wanted and (self.name, size, threads, batch, one, target) not in rows
+        }
 
     def measure_size(self, size: int) -> None:
         use_threads(1)
@@ -285,7 +294,8 @@ class Comparison:
 
     def prepare(self, size: int) -> None:
         """Prepare what does not depend on the number of threads."""
-        self.published = Published(self.material.make_model().decoder, self.material.codes[:size])
+        if any(method == "published" for group in self.groups() for method, _ in self.missing(size, *group)):
+            self.published = Published(self.material.make_model().decoder, self.material.codes[:size])
 
     def use_model(self, model: Genius, size: int) -> None:
         material = self.material
@@ -436,7 +446,7 @@ class MiniComparison(Comparison):
         if "hnsw" in missing and self.hnsw_seconds(size) == 0.0 and size > PROBE:
             self.probed = {PROBE: self.build("hnsw", PROBE).build_seconds}
         seconds = self.hnsw_seconds(size)
-        if seconds >= self.settings.longest_build:
+        if seconds >= self.settings.longest_build and "hnsw" in (self.settings.methods or METHODS):
             self.results.skipped[f"HNSW of {size:,} items"] = f"it would take about {seconds / 60:.0f} minutes to build"
         named = {method for method, _ in self.methods(size, 1)}
         self.baselines = {name: self.build(name, size) for name in BASELINES if name in named & (missing | {"flat"})}

@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,17 @@ def test_what_is_measured_is_not_measured_again(
     assert ran == [("fast", "open")]
     assert {key: row for key, row in again.rows.items() if key != gone.key} == first.rows
     assert gone.key in SearchResults.read(path).rows
+
+
+def test_chosen_methods_alone_are_measured(tmp_path: Path, tiny_comparison: type[search.Comparison]) -> None:
+    from rich.console import Console
+
+    results = SearchResults.read(tmp_path / "search.json")
+    only_fast = replace(settings(tmp_path, [50]), methods=["fast"])
+    search.measure(results, ["paper"], only_fast, Console(quiet=True))
+    assert {row.method for row in results.rows.values()} == {"fast"}
+    measured(results, [50])
+    assert {row.method for row in results.rows.values()} == {"published", "generate", "rerank", "fast"}
 
 
 def test_eight_bits_are_those_of_the_decoder(tmp_path: Path, tiny_comparison: type[search.Comparison]) -> None:
