@@ -161,7 +161,13 @@ class Genius:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of weights and settings: models with the same fingerprint give the same codes."""
-        return hashlib.sha256(json.dumps(self._config()).encode() + self._bytes()).hexdigest()[:16]
+        return self._fingerprint(self._bytes())
+
+    def _fingerprint(self, weights: bytes) -> str:
+        """The fingerprint of a model with these weights, in the format of its folder."""
+        digest = hashlib.sha256(json.dumps(self._config()).encode())
+        digest.update(weights)
+        return digest.hexdigest()[:16]
 
     def _config(self) -> dict[str, Any]:
         return {
@@ -261,6 +267,7 @@ class Genius:
                 raise BadModel(f"{folder} has an encoder of its own. Load it without the argument encoder.")
             model.encoder.function = encoder
         model.source = str(name)
+        model.fingerprint = model._fingerprint(weights)  # those of `_bytes`, which would take longer
         return model
 
     @classmethod

@@ -13,6 +13,7 @@ import numpy as np
 from genius.runtime.onnx_graph import Graph
 
 STEPS = 90  # int8 steps to either side of zero: the sum of two products of 180 and 90 fits into 16 bits
+BLOCK = 32  # rows of a weight that are rounded at once: intermediate results stay in the cache
 
 
 class QuantizedRows(NamedTuple):
@@ -42,24 +43,45 @@ def _scale(g: Graph, largest: str, steps: int) -> str:
     return g.node("Mul", largest, g.constant(np.float32(1 / steps)))
 
 
+class RoundedWeight(NamedTuple):
+    """A weight as bytes: values * scale."""
+
+    values: np.ndarray  # (inputs, outputs) int8
+    scale: np.ndarray  # (outputs,) float32
+
+
+def rounded(weight: np.ndarray, factors: np.ndarray | None = None) -> RoundedWeight:
+    """Weight (outputs, inputs), float32, with its inputs multiplied by factors (inputs,), as bytes."""
+    values = np.empty(weight.shape[::-1], np.int8)
+    scale = np.empty(len(weight), np.float32)
+    for start in range(0, len(weight), BLOCK):
+        block = slice(start, start + BLOCK)
+        rows = weight[block] if factors is None else weight[block] * factors
+        scale[block] = np.maximum(_largest(rows, axis=1), 1e-12) / STEPS
+        values[:, block] = np.round(rows.T / scale[block])
+    return RoundedWeight(values, scale)
+
+
+def _largest(values: np.ndarray, axis: int) -> np.ndarray:
+    """The largest absolute value along an axis."""
+    return np.asarray(np.maximum(values.max(axis=axis), -values.min(axis=axis)))
+
+
 def int8_product(g: Graph, x: QuantizedRows, weight: np.ndarray) -> str:
     """x: (rows, inputs), weight: (outputs, inputs) float -> (rows, outputs) float32, in units of x.scale."""
-    values, scale = _rounded(weight)
+    return _rounded_product(g, x, rounded(weight))
+
+
+def _rounded_product(g: Graph, x: QuantizedRows, weight: RoundedWeight) -> str:
     return g.node(
         "MatMulIntegerToFloat",
         x.values,
-        g.constant(values),
+        g.constant(weight.values),
         g.constant(np.float32(1)),
-        g.constant(scale),
+        g.constant(weight.scale),
         x.zero,
         domain="com.microsoft",
     )
-
-
-def _rounded(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weight (outputs, inputs) as int8 values (inputs, outputs) and scales (outputs,)."""
-    scale = np.maximum(np.abs(weight).max(axis=1), 1e-12) / STEPS
-    return np.round(weight.T / scale).astype(np.int8), scale.astype(np.float32)
 
 
 # Linear layers
@@ -85,7 +107,7 @@ class InputRange:
 
     def factors(self, layers: Sequence[Layer]) -> np.ndarray:
         """(inputs,) What each channel is divided by."""
-        weights = np.max([np.abs(weight).max(axis=0) for weight, _ in layers], axis=0)
+        weights = np.max([_largest(weight, axis=0) for weight, _ in layers], axis=0)
         values = np.maximum(self.largest, 1e-3) ** self.balance / np.maximum(weights, 1e-4) ** (1 - self.balance)
         return np.asarray(values, np.float32)
 
@@ -105,18 +127,19 @@ def linear_layers(g: Graph, x: str, layers: Sequence[Layer], int8: InputRange | 
     if int8 is None:
         return [g.node("Add", g.node("MatMul", x, g.constant(w.T)), g.constant(bias)) for w, bias in layers]
     factors = int8.factors(layers)
-    layers = [(weight * factors, bias) for weight, bias in layers]
+    weights, biases = [rounded(weight, factors) for weight, _ in layers], [bias for _, bias in layers]
     if int8.lowest is None:
         rows = quantized(g, g.node("Mul", x, g.constant(1 / factors)))
     else:
         above = g.node("Sub", x, g.constant(np.float32(int8.lowest)))
         rows = quantized_relu(g, g.node("Mul", above, g.constant(1 / factors)))
-        layers = [(weight, bias + _product(int8.lowest / factors, weight)) for weight, bias in layers]
-    products = [g.node("Mul", int8_product(g, rows, weight), rows.scale) for weight, _ in layers]
-    return [g.node("Add", y, g.constant(bias)) for y, (_, bias) in zip(products, layers, strict=True)]
+        lowest = int8.lowest / factors
+        biases = [bias + _product(lowest, weight) for weight, bias in zip(weights, biases, strict=True)]
+    products = [g.node("Mul", _rounded_product(g, rows, weight), rows.scale) for weight in weights]
+    return [g.node("Add", y, g.constant(bias)) for y, bias in zip(products, biases, strict=True)]
 
 
-def _product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """x: (inputs,) times the rounded weight: what `int8_product` gives for an input that needs no rounding."""
-    values, scale = _rounded(weight)
-    return np.asarray((x @ values.astype(np.float32)) * scale, np.float32)
+def _product(x: np.ndarray, weight: RoundedWeight) -> np.ndarray:
+    """x: (inputs,) times a weight: what an eight-bit product gives for an input that needs no rounding."""
+    values = weight.values.astype(np.float32, order="F")
+    return np.asarray((x @ values) * weight.scale, np.float32)
