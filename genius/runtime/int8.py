@@ -142,4 +142,6 @@ def linear_layers(g: Graph, x: str, layers: Sequence[Layer], int8: InputRange | 
 def _product(x: np.ndarray, weight: RoundedWeight) -> np.ndarray:
     """x: (inputs,) times a weight: what an eight-bit product gives for an input that needs no rounding."""
     values = weight.values.astype(np.float32, order="F")
-    return np.asarray((x @ values) * weight.scale, np.float32)
+    # A few outputs at a time: a larger product would wake numpy's threads, which spin while the graph is built.
+    parts = [x @ values[:, start : start + 4] for start in range(0, values.shape[1], 4)]
+    return np.asarray(np.concatenate(parts) * weight.scale, np.float32)
