@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from genius.runtime.threads import over_blocks
 
 MODALITIES = 3
 ROWS = 1024  # vectors of one matrix product: enough to be fast, few enough to stay in the cache
+LARGEST_TABLES = 2**26  # bytes; the products of codes are not kept if they take more
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -45,24 +47,11 @@ class CodebookRuntime:
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
         g, (size, dim) = Graph(), self.codes.shape
-        self._write_scores(g, "vectors", output="scores")
+        self.write_scores(g, "vectors", output="scores")
         return g.model({"vectors": (np.float32, ["n", dim])}, {"scores": ["n", size]}).session(threads=1)
 
-    @cached_property
-    def _best_session(self) -> onnxruntime.InferenceSession:
-        """For `nearest_pairs`. ONNX Runtime finds the lowest values in a tenth of the time that numpy takes."""
-        g, dim = Graph(), self.codes.shape[1]
-        rows = g.reshape("residuals", -1, dim)
-        lengths = g.node("ReduceSumSquare", rows, axes=[1], keepdims=1)
-        distances = g.node("Add", self._write_scores(g, rows), lengths)  # (n x b, K)
-        count = g.slice(g.node("Shape", "residuals"), 0, 1, axis=0)
-        shape = g.node("Concat", count, g.constant([-1]), axis=0)
-        pairs = g.lowest(g.node("Reshape", distances, shape), "width")
-        g.node("Cast", pairs, to=onnx.TensorProto.FLOAT, output="pairs")  # exact up to 2^24
-        inputs: Inputs = {"residuals": (np.float32, ["n", "b", dim]), "width": (np.int64, [1])}
-        return g.model(inputs, {"pairs": ["n", None]}).session(threads=1)
-
-    def _write_scores(self, g: Graph, vectors: str, output: str | None = None) -> str:
+    def write_scores(self, g: Graph, vectors: str, output: str | None = None) -> str:
+        """Adds `scores` to a graph."""
         codes, squares = g.constant(self.codes), g.constant(self.squares)
         return g.node("Gemm", vectors, codes, squares, transB=1, alpha=-2.0, output=output)
 
@@ -70,21 +59,6 @@ class CodebookRuntime:
         """|e|^2 - 2 r.e of each vector r (n, d) and code e -> (n, K)."""
         scores: Floats = self._session.run(None, {"vectors": vectors})[0]
         return scores
-
-    def nearest_pairs(self, residuals: Floats, width: int) -> tuple[Ints, Ints]:
-        """The pairs of a residual and a code that are nearest to each other, in any order.
-
-        Args:
-            residuals: (n, b, d) of b beams of n vectors.
-            width: Number of pairs for each vector; at most b times K are there.
-
-        Returns:
-            The beam and the code of each pair, (n, width) each.
-        """
-        size = len(self.codes)
-        width = min(width, residuals.shape[1] * size)
-        (pairs,) = self._best_session.run(None, {"residuals": residuals, "width": np.array([width])})
-        return np.divmod(pairs.astype(np.int64), size)
 
     def nearest(self, vectors: Floats) -> Ints:
         """Nearest code of each vector (Eq. 5), the lowest index among equally near ones: (n, d) -> (n,) int64.
@@ -178,17 +152,63 @@ class QuantizerRuntime:
 
     def _encode_beams(self, z: Floats, greedy: Ints, beams: int) -> Ints:
         """Beam search over the semantic levels. greedy: (n, levels + 1), for the modality and the error to beat."""
-        every = np.arange(len(z))[:, None]
-        codes = greedy[:, None, :1]  # (n, beams so far, levels so far)
-        residual = (z - self._books[0].codes[greedy[:, 0]])[:, None]  # (n, beams so far, d)
-        for book in self._books[1:]:
-            parent, code = book.nearest_pairs(residual, beams)
-            residual = residual[every, parent] - book.codes[code]
-            codes = np.concatenate([codes[every, parent], code[:, :, None]], axis=2)
-        winner = np.square(residual).sum(axis=2).argmin(axis=1)
-        found = codes[every[:, 0], winner]
+        residual = z - self._books[0].codes[greedy[:, 0]]
+        (codes,) = self._beam_session.run(None, {"residual": residual, "width": np.array([beams])})
+        found = np.concatenate([greedy[:, :1], codes.astype(np.int64)], axis=1)
         better = self._error(z, found) < self._error(z, greedy)
         return np.where(better[:, None], found, greedy)
+
+    @cached_property
+    def _beam_session(self) -> onnxruntime.InferenceSession:
+        """Beam search over the semantic levels.
+
+        For a vector r and a beam with the codes c_1, ..., c_l, the squared distance to one more code e is
+        |r - c_1 - ... - c_l|^2 + |e|^2 - 2 r.e + 2 c_1.e + ... + 2 c_l.e. The first term is the beam's error so far,
+        r.e is one product for all beams, and the products of two codes are read from tables. If these would be too
+        large, the residuals of the beams are multiplied instead.
+        """
+        g, tables = Graph(), self._product_tables()
+        size = g.constant(np.array(self.codes_per_level))
+        codes: list[str] = []  # (n, beams) of each level so far
+        errors = g.constant(np.zeros((1, 1), np.float32))  # (n, beams), less |r|^2
+        for level, book in enumerate(self._books[1:]):
+            # 1. The error of each beam with each code: (n, beams, K)
+            if tables is None and codes:
+                totals = self._write_residual_scores(g, book, codes)
+            else:
+                totals = g.unsqueeze(book.write_scores(g, "residual"), 1)
+            totals = g.node("Add", totals, g.unsqueeze(errors, 2))
+            if tables is not None:
+                for earlier, code in enumerate(codes):
+                    table = tables[0, 0] if self.shared else tables[earlier, level]
+                    totals = g.node("Add", totals, g.node("Gather", g.constant(table), code))
+            # 2. The best pairs of a beam and a code
+            pairs = g.reshape(totals, 0, -1)
+            count = g.slice(g.node("Shape", pairs), 1, 2, axis=0)
+            errors, best = g.lowest(pairs, g.node("Min", "width", count))
+            parent = g.node("Div", best, size)
+            codes = [g.node("GatherElements", code, parent, axis=1) for code in codes] + [g.node("Mod", best, size)]
+        winner = g.node("ArgMin", errors, axis=1, keepdims=1)
+        found = g.node("Concat", *[g.node("GatherElements", code, winner, axis=1) for code in codes], axis=1)
+        g.node("Cast", found, to=onnx.TensorProto.FLOAT, output="codes")  # exact up to 2^24
+        inputs: Inputs = {"residual": (np.float32, ["n", self.dim]), "width": (np.int64, [1])}
+        return g.model(inputs, {"codes": ["n", self.levels]}).session(threads=1)
+
+    def _product_tables(self) -> dict[tuple[int, int], Floats] | None:
+        """2 c.e of the codes c of a level and e of a later one (K, K), by levels. None if they take too much memory."""
+        books = [book.codes for book in self._books[1:]]
+        levels = [(0, 0)] if self.shared else list(combinations(range(self.levels), 2))
+        if 4 * len(levels) * self.codes_per_level**2 > LARGEST_TABLES:
+            return None
+        return {(first, second): 2 * books[first] @ books[second].T for first, second in levels}
+
+    def _write_residual_scores(self, g: Graph, book: CodebookRuntime, codes: Sequence[str]) -> str:
+        """Scores (n, beams, K) of a level's codes, from the residuals that beams with these codes leave."""
+        books = self._books[1 : 1 + len(codes)]
+        vectors = [g.node("Gather", g.constant(one.codes), code) for one, code in zip(books, codes, strict=True)]
+        residuals = g.node("Sub", g.unsqueeze("residual", 1), g.node("Sum", *vectors))
+        shape = g.node("Concat", g.node("Shape", codes[0]), g.constant([self.codes_per_level]), axis=0)
+        return g.node("Reshape", book.write_scores(g, g.reshape(residuals, -1, self.dim)), shape)
 
     def _error(self, z: Floats, codes: Ints) -> NDArray[np.float64]:
         difference = z.astype(np.float64) - self._sum(codes)

@@ -48,11 +48,11 @@ class Graph:
         """Insert an axis of length one."""
         return self.node("Unsqueeze", x, self.constant(np.array([axis])))
 
-    def lowest(self, x: str, count: str) -> str:
-        """Indices of the lowest values along the last axis, int64, in any order. count: (1,) int64."""
+    def lowest(self, x: str, count: str) -> tuple[str, str]:
+        """The lowest values along the last axis in any order, and their indices, int64. count: (1,) int64."""
         values, indices = f"n{len(self.nodes)}", f"n{len(self.nodes)}_indices"
         self.nodes.append(helper.make_node("TopK", [x, count], [values, indices], largest=0, sorted=0))
-        return indices
+        return values, indices
 
     def transpose(self, x: str, *order: int) -> str:
         """Permute the axes."""

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius.errors import GeniusError
+from genius.model import quantizer_runtime
 from genius.model.quantizer_runtime import QuantizerRuntime, code_report
 from genius.networks.quantizer import Quantizer
 from genius.runtime.threads import set_thread_count
@@ -36,6 +37,16 @@ def test_codes_are_those_of_the_torch_module(shared: bool, beams: int, known: bo
         np.testing.assert_array_equal(codes, expected)
     np.testing.assert_allclose(runtime.decode(codes), quantizer.decode(torch.from_numpy(expected)).numpy(), atol=1e-6)
     assert (runtime.sizes, runtime.levels, runtime.codes_per_level) == (quantizer.sizes, 3, 10)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_large_codebooks_need_no_tables(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantizer, z, modality = started(shared)
+    expected = quantizer.runtime().encode(z, modality, beams=4)
+    monkeypatch.setattr(quantizer_runtime, "LARGEST_TABLES", 0)
+    runtime = quantizer.runtime()
+    codes = runtime.encode(z, modality, beams=4)
+    np.testing.assert_allclose(runtime.decode(codes), runtime.decode(expected), atol=1e-6)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
