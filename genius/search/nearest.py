@@ -5,12 +5,14 @@ where q is the sum of an item's code vectors: the nearer q is to s z, the higher
 code, and |q|^2 / 2 is computed once for each item.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from genius.model.decoder_runtime import DecoderRuntime
 from genius.search.beam import NO_BEAMS, Beams, FirstPass, Front, check_search
-from genius.search.rerank import CodeVectors
+from genius.search.rerank import CodeVectors, half_squares
 from genius.search.trie import Trie, concatenate_ranges
 
 Ints = NDArray[np.int64]
@@ -44,7 +46,7 @@ def nearest_search(
         decoder: Scores the modality and the first semantic code.
         trie: The IDs of the collection.
         vectors: The code vectors.
-        halves: `CodeVectors.half_norms` of the items, by the caller's rows.
+        halves: `CodeVectors.half_norms` of the items, in the order of the trie.
         z: (q, dim) fused query vectors.
         count: Number of items per query.
         targets: (q,) first code of the hits, -1 to leave it to the decoder.
@@ -109,26 +111,23 @@ def nearest(
         node: The node [lo, hi) of level 1 to search.
         products: (codes,) s z.c of every code.
         vectors: The code vectors.
-        halves: `CodeVectors.half_norms` of the items, by the caller's rows.
+        halves: `CodeVectors.half_norms` of the items, in the order of the trie.
         count: Number of items.
     """
     lo, hi = np.array(node[:1]), np.array(node[1:])
     bounds = vectors.bounds
-    row = trie.codes[0].take(lo)
-    sums = vectors.table[row]  # (nodes, dim) q of each node
-    dot, half = products[row], vectors.halves[row]  # (nodes,) s z.q and |q|^2 / 2
+    dot = products.take(trie.codes[0].take(lo))  # (nodes,) s z.q of each node, where q is the sum of its codes so far
     level, wanted = 1, COMPARED * count
     while level < trie.levels and (hi - lo).sum() > 2 * wanted:
+        book = slice(bounds[level], bounds[level + 1])
+        sums = vectors.decode(trie.codes[:level].take(lo, axis=1).T)  # (nodes, dim) q
+        # With one more code c: s z.(q + c) - |q + c|^2 / 2 = s z.q + s z.c - |q|^2 / 2 - q.c - |c|^2 / 2
+        scores = (dot - half_squares(sums))[:, None] - sums @ vectors.table[book].T  # (nodes, codes)
+        scores += products[book] - vectors.halves[book]
         parent, lo, hi = trie.children(level, lo, hi)
         code = trie.codes[level].take(lo)
-        row = bounds[level] + code
-        dot = dot[parent] + products.take(row)
-        # |q + c|^2 / 2 = |q|^2 / 2 + q.c + |c|^2 / 2
-        half = half[parent] + (sums @ vectors.table[bounds[level] : bounds[level + 1]].T)[parent, code]
-        half += vectors.halves.take(row)
-        best = _best_nodes(dot - half, hi - lo, wanted)
-        sums = sums[parent[best]] + vectors.table[row[best]]
-        lo, hi, dot, half = lo[best], hi[best], dot[best], half[best]
+        best = _best_nodes(scores.take(parent * scores.shape[1] + code), hi - lo, wanted)
+        lo, hi, dot = lo[best], hi[best], dot[parent[best]] + products[book][code[best]]
         level += 1
     at: Ints | slice
     if len(lo) == 1:  # a slice is a view: nothing is copied
@@ -136,7 +135,7 @@ def nearest(
     else:
         which, at = concatenate_ranges(lo, hi)
         score = dot[which]
-    score -= halves.take(_values(trie.order, at))
+    score -= _values(halves, at)
     for deeper in range(level, trie.levels):
         if deeper == level + EARLY and len(score) > 2 * KEPT * count and count >= MANY:
             likely = _about_highest(score, KEPT * count)
@@ -145,7 +144,7 @@ def nearest(
     return _positions(at, _highest(score, min(count, len(score))))
 
 
-def _values(array: NDArray[np.integer], at: Ints | slice) -> NDArray[np.integer]:
+def _values(array: NDArray[Any], at: Ints | slice) -> NDArray[Any]:
     """array[at]."""
     return array[at] if isinstance(at, slice) else array.take(at)
 

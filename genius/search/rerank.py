@@ -44,7 +44,7 @@ def _to_float32() -> onnxruntime.InferenceSession:
 def by_codes(query: ArrayLike, codes: ArrayLike, vectors: "CodeVectors") -> Floats:
     """Cosines of a normalised query (d,) with the sums of code vectors of items (n, levels) -> (n,)."""
     decoded = vectors.decode(codes)
-    return code_score(by_embedding(query, decoded), _half_squares(decoded))
+    return code_score(by_embedding(query, decoded), half_squares(decoded))
 
 
 def code_score(products: Floats, halves: Floats) -> Floats:
@@ -64,10 +64,13 @@ class CodeVectors:
         books = [np.asarray(codebook, np.float32) for codebook in codebooks]
         self.table: Floats = np.concatenate(books)  # (codes, d)
         self.bounds: Ints = np.cumsum([0, *map(len, books)])  # (levels + 1,) where each level starts in the table
-        self.halves: Floats = _half_squares(self.table)  # (codes,) |c|^2 / 2
+        self.halves: Floats = half_squares(self.table)  # (codes,) |c|^2 / 2
 
     def decode(self, codes: ArrayLike) -> Floats:
-        """Sum the code vectors of each item: (n, levels) -> (n, d). Codes must exist; searches check that."""
+        """Sum the code vectors of each item: (n, levels) -> (n, d). Codes must exist; searches check that.
+
+        Fewer levels give the sums of the first codes.
+        """
         first, *others = self._rows(codes).T
         decoded: Floats = self.table.take(first, axis=0, mode="clip")  # quicker than with checks
         for rows in others:
@@ -80,7 +83,7 @@ class CodeVectors:
         halves = np.empty(len(table), np.float32)
 
         def compute(block: slice) -> None:
-            halves[block] = _half_squares(self.decode(table[block]))
+            halves[block] = half_squares(self.decode(table[block]))
 
         over_blocks(compute, len(table), BLOCK)
         return halves
@@ -95,10 +98,11 @@ class CodeVectors:
         return summed
 
     def _rows(self, codes: ArrayLike) -> Ints:
-        return np.asarray(codes) + self.bounds[:-1]
+        table = np.asarray(codes)
+        return table + self.bounds[: table.shape[1]]
 
 
-def _half_squares(vectors: Floats) -> Floats:
+def half_squares(vectors: Floats) -> Floats:
     """|v|^2 / 2 of each vector: (n, d) -> (n,)."""
     halves: Floats = np.einsum("nd,nd->n", vectors, vectors) * np.float32(0.5)
     return halves

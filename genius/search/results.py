@@ -117,7 +117,7 @@ class SearchResult:
     """
 
     hits: Hits
-    branches: list[Branch]
+    branches: Sequence[Branch]
     candidates: int
     seconds: dict[str, float]
 
@@ -139,7 +139,7 @@ class TopK(NamedTuple):
 class SearchTrace(NamedTuple):
     """How one query was answered."""
 
-    branches: list[Branch]  # best first
+    branches: Sequence[Branch]  # best first
     candidates: int  # number of items that were ranked
 
 

@@ -6,6 +6,8 @@ re-ranking orders the items.
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import overload
 
 import numpy as np
 
@@ -22,7 +24,7 @@ MIN_MODALITY_RATIO = 0.5
 """The default of `Searcher.search`."""
 
 RANK_BLOCK = 16_384  # embeddings that are read at once
-GROWING = ("halves", "embeddings")
+GROWING = ("embeddings",)
 """Names of the `arrays` of a searcher that have a row for each row."""
 SPARE = 65_536  # minimum number of free rows of an AppendBuffer
 
@@ -85,7 +87,7 @@ class Searcher:
         self.rows = len(codes)  # including removed rows
         self._embeddings = embeddings
         self._code_vectors = CodeVectors(model.decoder.codebooks)
-        self._halves = AppendBuffer(self._code_vectors.half_norms(codes)[:, None])
+        self._halves = self._code_vectors.half_norms(codes)[self.trie.order]  # in the order of the trie
 
     @classmethod
     def of_arrays(cls, model: Genius, arrays: Mapping[str, np.ndarray], rows: int) -> "Searcher":
@@ -94,7 +96,7 @@ class Searcher:
         embeddings = AppendBuffer(arrays["embeddings"], rows) if "embeddings" in arrays else None
         found = cls.__new__(cls)
         found.model, found._code_vectors = model, CodeVectors(model.decoder.codebooks)
-        return found._with(trie, embeddings, AppendBuffer(arrays["halves"], rows), rows)
+        return found._with(trie, embeddings, arrays["halves"], rows)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All that is in memory besides the model, for `of_arrays`."""
@@ -102,7 +104,7 @@ class Searcher:
             "codes": self.trie.codes,
             "order": self.trie.order,
             "first_diff_level": self.trie.first_diff_level,
-            "halves": self._halves.first(self.rows),
+            "halves": self._halves,
         }
         return arrays if self.embeddings is None else arrays | {"embeddings": self.embeddings}
 
@@ -122,20 +124,27 @@ class Searcher:
             if embeddings is None or len(embeddings) != len(codes):
                 raise GeniusError(f"{len(codes)} IDs to be added need as many embeddings.")
             grown = grown.put(embeddings, behind=self.rows)
-        halves = self._halves.put(self._code_vectors.half_norms(codes)[:, None], behind=self.rows)
+        new = trie.order >= self.rows
+        halves = np.empty(len(trie), np.float32)
+        halves[~new] = self._halves
+        halves[new] = self._code_vectors.half_norms(codes)[trie.order[new] - self.rows]
         return self._with(trie, grown, halves, self.rows + len(codes))
 
     def remove(self, rows: np.ndarray) -> "Searcher":
         """Return a searcher without these rows. Their embeddings stay in memory."""
-        return self._with(self.trie.remove(rows), self._embeddings, self._halves, self.rows)
+        trie = self.trie.remove(rows)
+        keep = np.ones(self.rows, bool)
+        keep[rows] = False
+        return self._with(trie, self._embeddings, self._halves[keep[self.trie.order]], self.rows)
 
     def restrict(self, rows: np.ndarray) -> "Searcher":
         """Return a searcher of these rows only, given in any order. Row numbers stay the same."""
         keep = np.zeros(self.rows, bool)
         keep[rows] = True
-        return self._with(self.trie.restrict(keep), self._embeddings, self._halves, self.rows)
+        trie = self.trie.restrict(keep)
+        return self._with(trie, self._embeddings, self._halves[keep[self.trie.order]], self.rows)
 
-    def _with(self, trie: Trie, embeddings: AppendBuffer | None, halves: AppendBuffer, rows: int) -> "Searcher":
+    def _with(self, trie: Trie, embeddings: AppendBuffer | None, halves: np.ndarray, rows: int) -> "Searcher":
         other = Searcher.__new__(Searcher)
         other.model, other.trie, other.rows, other._embeddings = self.model, trie, rows, embeddings
         other._code_vectors, other._halves = self._code_vectors, halves
@@ -194,7 +203,7 @@ class Searcher:
                 self.model.decoder,
                 self.trie,
                 self._code_vectors,
-                self._halves.first(self.rows)[:, 0],
+                self._halves,
                 fused,
                 max(budget, options.k),
                 targets=targets,
@@ -238,15 +247,42 @@ class Searcher:
         blocks = np.array_split(candidates, max(1, -(-len(candidates) // RANK_BLOCK)))
         return np.concatenate([by_embedding(query, self.embeddings.take(block, axis=0)) for block in blocks])
 
-    def _branches(self, beams: Beams) -> list[Branch]:
-        """The prefixes of IDs that were decided, best first, with the number of items found under each."""
-        codes = self.trie.codes[: beams.level, beams.lo]
+    def _branches(self, beams: Beams) -> Sequence[Branch]:
+        return _Branches(self.trie.codes[: beams.level, beams.lo], beams)
+
+
+class _Branches(Sequence[Branch]):
+    """The prefixes of IDs that were decided, best first. Made when they are read: mode "fast" has hundreds of them.
+
+    Args:
+        codes: (level, b) the codes of the beams.
+        beams: The beams.
+    """
+
+    def __init__(self, codes: np.ndarray, beams: Beams) -> None:
+        self._codes, self._beams = codes, beams
+
+    @cached_property
+    def _made(self) -> list[Branch]:
+        codes, beams = self._codes, self._beams
         # Ranges of one prefix stand side by side.
         starts = np.flatnonzero(np.append(len(beams) > 0, (codes[:, 1:] != codes[:, :-1]).any(axis=0)))
         items = np.add.reduceat(beams.hi - beams.lo, starts) if len(starts) else starts
         best = np.argsort(-beams.logprob[starts], kind="stable")
         prefixes, logprob = codes[:, starts[best]].T.tolist(), beams.logprob[starts[best]].tolist()
         return [Branch(*one) for one in zip(map(tuple, prefixes), logprob, items[best].tolist(), strict=True)]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, at: int) -> Branch: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Branch]: ...
+
+    def __getitem__(self, at: int | slice) -> Branch | list[Branch]:
+        return self._made[at]
 
 
 def _check_finite(fused: np.ndarray, embedding: np.ndarray) -> None:

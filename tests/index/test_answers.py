@@ -66,7 +66,7 @@ def test_encoded_queries_get_the_same_answers(index):
 def test_an_empty_index_answers_with_nothing(tmp_path: Path):
     empty = Index.create(tmp_path / "empty.genius", tiny_model())
     answer = empty.answer(QUERIES[0])
-    assert (answer.hits, answer.branches, answer.candidates) == ([], [], 0)
+    assert (answer.hits, list(answer.branches), answer.candidates) == ([], [], 0)
     page = empty.browse_codes()
     assert (page.total, page.ids, page.children, page.items) == (0, 0, [], [])
 

@@ -44,9 +44,10 @@ def slow_score(books: list[NDArray[np.float32]], query: NDArray[np.float32], ite
     return float(query @ total - total @ total / 2)
 
 
-def vectors_of(books: list[NDArray[np.float32]], codes: NDArray[np.uint16]) -> tuple[CodeVectors, NDArray[np.float32]]:
+def vectors_of(books: list[NDArray[np.float32]], trie: Trie) -> tuple[CodeVectors, NDArray[np.float32]]:
+    """The code vectors, and |q|^2 / 2 of each item of the trie."""
     vectors = CodeVectors(books)
-    return vectors, vectors.half_norms(codes)
+    return vectors, vectors.half_norms(trie.codes.T)
 
 
 @exact
@@ -57,7 +58,7 @@ def test_nearest_are_the_highest_residual_scores(
     trie, books, query = Trie(codes), engine_of(seed).codebooks, queries_of(1, seed)[0]
     modality = data.draw(st.sampled_from(sorted(set(codes[:, 0].tolist()))))
     inside = np.flatnonzero(trie.codes[0] == modality)
-    vectors, halves = vectors_of(books, codes)
+    vectors, halves = vectors_of(books, trie)
     got = nearest(trie, (inside[0], inside[-1] + 1), vectors.table @ query, vectors, halves, count)
     assert len(set(got.tolist())) == len(got) == min(count, len(inside))
     assert np.isin(got, inside).all()
@@ -79,7 +80,7 @@ def test_nearest_follows_the_best_nodes_of_a_large_collection() -> None:
         codes.append(nearest_code.astype(np.uint16))
     table = np.stack(codes, axis=1)
     trie, query = Trie(table), 1.25 * queries_of(1, 1)[0]
-    vectors, halves = vectors_of(books, table)
+    vectors, halves = vectors_of(books, trie)
     decoded = vectors.decode(table)
     total = decoded @ query - np.square(decoded).sum(1) / 2
     for count, share in ((50, 0.75), (2 * MANY, 0.95)):  # many: some are dropped early
@@ -96,7 +97,7 @@ def test_the_budget_goes_to_the_nearest_items_of_the_kept_modalities(
     engine, trie, z = engine_of(seed), Trie(codes), queries_of(1, seed)
     books = engine.codebooks
     options = {"targets": [target], "min_modality_ratio": ratio}
-    (found,) = nearest_search(engine, trie, *vectors_of(books, codes), z, count, **options)  # type: ignore[arg-type]
+    (found,) = nearest_search(engine, trie, *vectors_of(books, trie), z, count, **options)  # type: ignore[arg-type]
     rows = trie.leaves(found.lo, found.hi).tolist()
     assert len(set(rows)) == len(rows)
     allowed = codes[:, 0] == target if target >= 0 else np.ones(len(codes), bool)
@@ -123,7 +124,7 @@ def test_a_query_gets_the_same_alone_and_in_a_batch(
     codes: NDArray[np.uint16], count: int, targets: list[int], seed: int
 ) -> None:
     engine, trie, z = engine_of(seed), Trie(codes), queries_of(len(targets), 0)
-    code_vectors = vectors_of(engine.codebooks, codes)
+    code_vectors = vectors_of(engine.codebooks, trie)
     together = nearest_search(engine, trie, *code_vectors, z, count, targets=targets)
     for i, found in enumerate(together):
         (alone,) = nearest_search(engine, trie, *code_vectors, z[i : i + 1], count, targets=targets[i : i + 1])
@@ -141,7 +142,7 @@ def test_items_have_the_log_probability_of_their_first_two_codes(
     codes: NDArray[np.uint16], count: int, seed: int
 ) -> None:
     engine, trie, z = engine_of(seed), Trie(codes), queries_of(1, seed)
-    (found,) = nearest_search(engine, trie, *vectors_of(engine.codebooks, codes), z, count)
+    (found,) = nearest_search(engine, trie, *vectors_of(engine.codebooks, trie), z, count)
     if found.level == 1:
         return  # all items fit
     ids = torch.from_numpy(trie.ids(found.lo))
@@ -153,17 +154,18 @@ def test_items_have_the_log_probability_of_their_first_two_codes(
 def test_few_items_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny(SIZES).runtime()
     codes = np.random.default_rng(0).integers(0, SIZES, (60, 4)).astype(np.uint16)
-    trie, code_vectors = Trie(codes), vectors_of(engine.codebooks, codes)
+    trie = Trie(codes)
+    code_vectors = vectors_of(engine.codebooks, trie)
     monkeypatch.setattr(engine, "open", None)
     (found,) = nearest_search(engine, trie, *code_vectors, queries_of(1, 0), 60)
     assert sorted(trie.leaves(found.lo, found.hi).tolist()) == list(range(60))
 
 
 def test_empty_trie_no_queries_and_bad_input() -> None:
-    engine, empty = engine_of(0), np.zeros((0, 4), np.uint16)
+    engine, empty = engine_of(0), Trie(np.zeros((0, 4), np.uint16))
     code_vectors = vectors_of(engine.codebooks, empty)
-    found = nearest_search(engine, Trie(empty), *code_vectors, queries_of(2, 0), 5)
+    found = nearest_search(engine, empty, *code_vectors, queries_of(2, 0), 5)
     assert [len(one) for one in found] == [0, 0]
-    assert nearest_search(engine, Trie(empty), *code_vectors, queries_of(0, 0), 5) == []
+    assert nearest_search(engine, empty, *code_vectors, queries_of(0, 0), 5) == []
     with pytest.raises(GeniusError, match="query 1"):
-        nearest_search(engine, Trie(empty), *code_vectors, [[0.0] * 8, [float("nan")] * 8], 5)
+        nearest_search(engine, empty, *code_vectors, [[0.0] * 8, [float("nan")] * 8], 5)
