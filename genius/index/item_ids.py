@@ -46,7 +46,7 @@ class ItemIds(NamedTuple):
         """Row ids that these item ids may have, in any order."""
         hashes = np.unique(_hash(ids))
         lo, hi = np.searchsorted(self.hashes, hashes), np.searchsorted(self.hashes, hashes, "right")
-        return self.row_ids[concatenate_ranges(lo, hi)[1]]
+        return self.row_ids[concatenate_ranges(lo, hi)]
 
 
 def to_strings(ids: Sequence[str]) -> pa.Array:

@@ -20,10 +20,10 @@ Floats = NDArray[np.float32]
 
 QUERY_SCALE = 2.5  # s; larger than in a decoder, since a query lies further from its answers than a code from its item
 QUERIES = 128  # queries that the decoder reads at once
-COMPARED = 16  # items compared by all their codes for each item that is wanted
+COMPARED = 12  # items compared by all their codes for each item that is wanted
 EARLY, KEPT = 5, 3  # after this number of further levels, this number is left for each item that is wanted
 MANY = 512  # items wanted, from which on it pays to drop others early
-SAMPLED = 16  # one in this number of scores tells which items to drop
+SAMPLE = 1024  # nodes whose scores tell which nodes to drop
 MIN_NODES = 64  # nodes of a level that are followed at least
 
 
@@ -126,19 +126,18 @@ def nearest(
         scores += products[book] - vectors.halves[book]
         parent, lo, hi = trie.children(level, lo, hi)
         code = trie.codes[level].take(lo)
-        best = _best_nodes(scores.take(parent * scores.shape[1] + code), hi - lo, wanted)
+        best = _about_best(scores.take(parent * scores.shape[1] + code), hi - lo, wanted)
         lo, hi, dot = lo[best], hi[best], dot[parent[best]] + products[book][code[best]]
         level += 1
     at: Ints | slice
     if len(lo) == 1:  # a slice is a view: nothing is copied
         at, score = slice(int(lo[0]), int(hi[0])), np.repeat(dot, hi - lo)
     else:
-        which, at = concatenate_ranges(lo, hi)
-        score = dot[which]
+        at, score = concatenate_ranges(lo, hi), np.repeat(dot, hi - lo)
     score -= _values(halves, at)
     for deeper in range(level, trie.levels):
         if deeper == level + EARLY and len(score) > 2 * KEPT * count and count >= MANY:
-            likely = _about_highest(score, KEPT * count)
+            likely = np.flatnonzero(score >= _at_rank(score, KEPT * count))
             at, score = _positions(at, likely), score[likely]
         score += products[bounds[deeper] :].take(_values(trie.codes[deeper], at))
     return _positions(at, _highest(score, min(count, len(score))))
@@ -154,25 +153,38 @@ def _positions(at: Ints | slice, which: Ints) -> Ints:
     return at.start + which if isinstance(at, slice) else at[which]
 
 
-def _best_nodes(score: Floats, items: Ints, wanted: int) -> Ints:
-    """Indices of the best nodes that hold the wanted number of items, at least MIN_NODES, in ascending order."""
-    order = np.argsort(-score)
-    end = int(np.searchsorted(np.cumsum(items[order]), wanted)) + 1
-    return np.sort(order[: max(end, MIN_NODES)])
+def _about_best(score: Floats, items: Ints, wanted: int) -> Ints:
+    """Indices of the best nodes that hold about the wanted number of items, at least half of it, in ascending order.
+
+    There are about MIN_NODES of them at least. Of many nodes a sample decides, since to sort all takes far longer.
+    """
+    step = max(1, len(score) // SAMPLE)
+    best = _best_by_sample(score, items, wanted, step)
+    if step > 1 and items[best].sum() < wanted // 2:  # the sample was not like the others
+        return _best_by_sample(score, items, wanted, 1)
+    return best
 
 
-def _about_highest(score: Floats, count: int) -> Ints:
-    """Indices of about the `count` highest scores, in ascending order: an exact number would take far longer."""
-    sample = score[::SAMPLED]
-    rank = len(sample) - count // SAMPLED
-    return np.flatnonzero(score >= np.partition(sample, rank)[rank])
+def _best_by_sample(score: Floats, items: Ints, wanted: int, step: int) -> Ints:
+    """See `_about_best`; one in `step` nodes is in the sample."""
+    sample = score[::step]
+    order = np.argsort(-sample)
+    enough = int(np.searchsorted(np.cumsum(items[::step][order]), wanted // step))
+    least = sample[order[min(max(enough, MIN_NODES // step), len(order) - 1)]]
+    return np.flatnonzero(score >= least)
 
 
 def _highest(score: Floats, count: int) -> Ints:
     """Indices of the `count` highest scores, in ascending order. Of equal scores at the end, the first count."""
     if count <= 0:
         return np.zeros(0, np.int64)
-    least = np.partition(score, len(score) - count)[len(score) - count]
+    least = _at_rank(score, count)
     chosen = score > least
     chosen[np.flatnonzero(score == least)[: count - int(chosen.sum())]] = True
     return np.flatnonzero(chosen)
+
+
+def _at_rank(score: Floats, rank: int) -> np.float32:
+    """The highest score has rank 1."""
+    value: np.float32 = np.partition(score, len(score) - rank)[len(score) - rank]
+    return value

@@ -226,9 +226,10 @@ class Searcher:
         scores = np.full((queries, k), -np.inf, np.float32)
         codes = np.zeros((queries, k, self.trie.levels), np.uint16)
         for query, found in enumerate(beams):
-            beam, at = concatenate_ranges(found.lo, found.hi)
+            at = concatenate_ranges(found.lo, found.hi)
             if options.mode == "generate":  # items that share an ID share its log-probability
-                at, score = at[:k], found.logprob[beam[:k]].astype(np.float32)
+                logprob = np.repeat(found.logprob, found.hi - found.lo)
+                at, score = at[:k], logprob[:k].astype(np.float32)
             else:
                 candidates = self.trie.order[at]
                 if self.embeddings is not None:

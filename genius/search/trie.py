@@ -74,7 +74,7 @@ class Trie:
 
     def leaves(self, lo: ArrayLike, hi: ArrayLike) -> Ints:
         """The caller's rows under nodes [lo, hi), node after node."""
-        return self.order[concatenate_ranges(_positions(lo), _positions(hi))[1]].astype(np.int64)
+        return self.order[concatenate_ranges(_positions(lo), _positions(hi))].astype(np.int64)
 
     def ids(self, at: ArrayLike) -> Ints:
         """The IDs at sorted positions: (...) -> (..., levels)."""
@@ -86,10 +86,10 @@ class Trie:
             starts = self.starts[self.start_bounds[level] : self.start_bounds[level + 1]]
             # In the type of `starts`, of which numpy would else make a converted copy.
             first, end = starts.searchsorted(lo.astype(np.int32)), starts.searchsorted(hi.astype(np.int32))
-            parent, at = concatenate_ranges(first, end)
-            child_lo, ends = starts[at].astype(np.int64), np.cumsum(end - first)
+            parent = np.repeat(np.arange(len(lo)), end - first)
+            child_lo, ends = starts[concatenate_ranges(first, end)].astype(np.int64), np.cumsum(end - first)
         else:
-            parent, child_lo = concatenate_ranges(lo, hi)
+            parent, child_lo = np.repeat(np.arange(len(lo)), hi - lo), concatenate_ranges(lo, hi)
             is_start = self.first_diff_level[child_lo] <= level
             is_start[np.cumsum(hi - lo) - (hi - lo)] = True
             parent, child_lo = parent[is_start], child_lo[is_start]
@@ -274,10 +274,10 @@ def node_starts(first_diff_level: NDArray[np.uint8], levels: int) -> tuple[NDArr
     return np.concatenate(starts), bounds[: kept + 1]
 
 
-def concatenate_ranges(lo: NDArray[np.integer], hi: NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """Concatenate ranges [lo, hi): the index of the range, and the value, of every element."""
+def concatenate_ranges(lo: NDArray[np.integer], hi: NDArray[np.integer]) -> Ints:
+    """The numbers lo, lo + 1, ... hi - 1 of each range, one range after the other."""
     lengths = hi - lo
     before = np.cumsum(lengths) - lengths
-    value = np.repeat(lo - before, lengths)
-    value += np.arange(len(value))
-    return np.repeat(np.arange(len(lo)), lengths), value
+    numbers: Ints = np.repeat(lo - before, lengths)
+    numbers += np.arange(len(numbers))
+    return numbers

@@ -1,9 +1,9 @@
-"""JSON responses, including errors. Plain `json` is used: FastAPI would validate every value a second time."""
+"""JSON responses, including errors. FastAPI's own responses would validate every value a second time."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from genius.data.items import printable
@@ -27,8 +27,8 @@ MAX_MESSAGE = 1000  # characters
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value as compact UTF-8 JSON. NaN and infinity raise ValueError."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """Encode a value as compact UTF-8 JSON. NaN and infinity, which JSON does not have, become null."""
+    return to_json(value, inf_nan_mode="null")
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
