@@ -20,10 +20,10 @@ Floats = NDArray[np.float32]
 
 QUERY_SCALE = 2.5  # s; larger than in a decoder, since a query lies further from its answers than a code from its item
 QUERIES = 128  # queries that the decoder reads at once
-COMPARED = 12  # items compared by all their codes for each item that is wanted
+COMPARED = 14  # items compared by all their codes for each item that is wanted
 EARLY, KEPT = 5, 3  # after this number of further levels, this number is left for each item that is wanted
 MANY = 512  # items wanted, from which on it pays to drop others early
-SAMPLE = 1024  # nodes whose scores tell which nodes to drop
+SAMPLE = 1024  # nodes that are sorted to find out which of many nodes are likely to be followed
 MIN_NODES = 64  # nodes of a level that are followed at least
 
 
@@ -126,7 +126,7 @@ def nearest(
         scores += products[book] - vectors.halves[book]
         parent, lo, hi = trie.children(level, lo, hi)
         code = trie.codes[level].take(lo)
-        best = _about_best(scores.take(parent * scores.shape[1] + code), hi - lo, wanted)
+        best = _best_nodes(scores.take(parent * scores.shape[1] + code), hi - lo, wanted)
         lo, hi, dot = lo[best], hi[best], dot[parent[best]] + products[book][code[best]]
         level += 1
     at: Ints | slice
@@ -153,25 +153,22 @@ def _positions(at: Ints | slice, which: Ints) -> Ints:
     return at.start + which if isinstance(at, slice) else at[which]
 
 
-def _about_best(score: Floats, items: Ints, wanted: int) -> Ints:
-    """Indices of the best nodes that hold about the wanted number of items, at least half of it, in ascending order.
+def _best_nodes(score: Floats, items: Ints, wanted: int) -> Ints:
+    """Indices of the best nodes that hold the wanted number of items, at least MIN_NODES, in ascending order."""
+    nodes = np.arange(len(score))
+    if len(nodes) > 2 * SAMPLE:  # to sort them all would take far longer than to sort a sample and the likely ones
+        step = len(nodes) // SAMPLE
+        least = score[_first_best(nodes[::step], score, items, 2 * wanted // step)[-1]]
+        likely = np.flatnonzero(score >= least)
+        nodes = likely if items[likely].sum() >= wanted else nodes
+    return np.sort(_first_best(nodes, score, items, wanted))
 
-    There are about MIN_NODES of them at least. Of many nodes a sample decides, since to sort all takes far longer.
-    """
-    step = max(1, len(score) // SAMPLE)
-    best = _best_by_sample(score, items, wanted, step)
-    if step > 1 and items[best].sum() < wanted // 2:  # the sample was not like the others
-        return _best_by_sample(score, items, wanted, 1)
-    return best
 
-
-def _best_by_sample(score: Floats, items: Ints, wanted: int, step: int) -> Ints:
-    """See `_about_best`; one in `step` nodes is in the sample."""
-    sample = score[::step]
-    order = np.argsort(-sample)
-    enough = int(np.searchsorted(np.cumsum(items[::step][order]), wanted // step))
-    least = sample[order[min(max(enough, MIN_NODES // step), len(order) - 1)]]
-    return np.flatnonzero(score >= least)
+def _first_best(nodes: Ints, score: Floats, items: Ints, wanted: int) -> Ints:
+    """The best of these nodes, best first: as many as hold the wanted number of items, at least MIN_NODES."""
+    order = nodes[np.argsort(-score[nodes])]
+    end = int(np.searchsorted(np.cumsum(items[order]), wanted)) + 1
+    return order[: max(end, MIN_NODES)]
 
 
 def _highest(score: Floats, count: int) -> Ints:

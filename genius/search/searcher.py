@@ -23,7 +23,7 @@ from genius.search.trie import Trie, concatenate_ranges, trie_of_sorted
 MIN_MODALITY_RATIO = 0.5
 """The default of `Searcher.search`."""
 
-RANK_BLOCK = 16_384  # embeddings that are read at once
+RANK_BLOCK = 2_048  # embeddings that are read at once
 GROWING = ("embeddings",)
 """Names of the `arrays` of a searcher that have a row for each row."""
 SPARE = 65_536  # minimum number of free rows of an AppendBuffer
