@@ -572,16 +572,30 @@ def test_evaluate_names_what_it_does_not_know(run, bench, wrong, sentence):
 
 def test_ablate_and_report_pass_their_options_on(run, tmp_path, monkeypatch):
     ablated, reported = [], []
-    monkeypatch.setattr("genius.evaluation.ablations.ablate", lambda *arguments: ablated.append(arguments[:-1]))
+    monkeypatch.setattr(
+        "genius.evaluation.ablations.ablate",
+        lambda *arguments, precision: ablated.append((*arguments[:-1], precision)),
+    )
     monkeypatch.setattr("genius.evaluation.report.write_report", lambda *arguments: reported.append(arguments[:-1]))
     out, cache, page = tmp_path / "out", tmp_path / "cache", tmp_path / "page.html"
     assert run("ablate", tmp_path, "--out", out).status == 0
     options = ("--model", "my", "--cache", cache, "--table", "beams,ids", "--table", "components", "--size", "quick")
-    options += ("--seeds", 2, "--rows", "beam-1,beam-50", "--limit", 9)
+    options += ("--seeds", 2, "--rows", "beam-1,beam-50", "--limit", 9, "--precision", "bf16")
     assert run("ablate", tmp_path, out, "--out", out, *options).status == 0
     assert ablated == [
-        ([tmp_path], out, "mini", None, None, None, None, None, None),
-        ([tmp_path, out], out, "my", cache, ["beams", "ids", "components"], "quick", 2, ["beam-1", "beam-50"], 9),
+        ([tmp_path], out, "mini", None, None, None, None, None, None, "auto"),
+        (
+            [tmp_path, out],
+            out,
+            "my",
+            cache,
+            ["beams", "ids", "components"],
+            "quick",
+            2,
+            ["beam-1", "beam-50"],
+            9,
+            "bf16",
+        ),
     ]
     assert run("report", out, cache, "--out", page).status == 0
     assert run("report", out).status == 0
