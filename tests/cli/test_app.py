@@ -582,20 +582,10 @@ def test_ablate_and_report_pass_their_options_on(run, tmp_path, monkeypatch):
     options = ("--model", "my", "--cache", cache, "--table", "beams,ids", "--table", "components", "--size", "quick")
     options += ("--seeds", 2, "--rows", "beam-1,beam-50", "--limit", 9, "--precision", "bf16")
     assert run("ablate", tmp_path, out, "--out", out, *options).status == 0
+    chosen = (["beams", "ids", "components"], "quick", 2, ["beam-1", "beam-50"], 9, "bf16")
     assert ablated == [
         ([tmp_path], out, "mini", None, None, None, None, None, None, "auto"),
-        (
-            [tmp_path, out],
-            out,
-            "my",
-            cache,
-            ["beams", "ids", "components"],
-            "quick",
-            2,
-            ["beam-1", "beam-50"],
-            9,
-            "bf16",
-        ),
+        ([tmp_path, out], out, "my", cache, *chosen),
     ]
     assert run("report", out, cache, "--out", page).status == 0
     assert run("report", out).status == 0
